@@ -1,0 +1,248 @@
+// The device seam on the SIMT emulator: the same interface as device_cuda.hpp, for the host compiler. Work runs
+// when it is queued, so a fault of a kernel is the launch's own error and synchronising is nothing.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "harness/device/device_info.hpp"
+#include "harness/device/status.hpp"
+#include "harness/emulator/device_model.hpp"
+#include "harness/emulator/emulator.hpp"
+#include "harness/emulator/memory.hpp"
+
+namespace ladder {
+
+inline constexpr Executor kDeviceExecutor = Executor::emulator;
+
+/// Always one.
+inline int device_count() { return 1; }
+
+/// Limits of the device that the emulator models (LADDER_EMULATOR_DEVICE), memory of the host.
+inline DeviceInfo device_info() {
+  const emu::DeviceModel& m = emu::device_model();
+  DeviceInfo d;
+  d.executor = Executor::emulator;
+  d.name = std::string("SIMT emulator with the limits of ") + m.name;
+  d.slug = std::string("emulator-") + m.slug;
+  d.cc_major = m.cc_major;
+  d.cc_minor = m.cc_minor;
+  d.sms = m.sms;
+  d.warp_size = emu::kWarpSize;
+  d.max_threads_per_block = m.max_threads_per_block;
+  d.max_threads_per_sm = m.max_threads_per_sm;
+  d.registers_per_sm = m.registers_per_sm;
+  d.l2_bytes = m.l2_bytes;
+  d.shared_per_block = m.shared_per_block;
+  d.shared_per_block_optin = m.shared_per_block_optin;
+  d.shared_per_sm = m.shared_per_sm;
+  d.total_bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return d;
+}
+
+/// Streaming multiprocessors of the modelled device: what a persistent kernel sizes its grid by.
+inline int multiprocessor_count() { return emu::device_model().sms; }
+
+/// Free memory of the host right now, in bytes.
+inline std::size_t device_free_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// An ordered queue of device work. Movable, not copyable.
+class Stream {
+ public:
+  Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  Stream(Stream&&) noexcept = default;
+  Stream& operator=(Stream&&) noexcept = default;
+  /// Nothing is ever pending: launches run when they are made.
+  void synchronize() {}
+
+ private:
+  friend class Graph;
+  friend struct StreamRecorder;
+  std::vector<std::function<Status()>>* recording_ = nullptr;
+};
+
+/// What launch() needs of a stream: whether a graph is being captured on it.
+struct StreamRecorder {
+  static std::vector<std::function<Status()>>* of(Stream& s) { return s.recording_; }
+};
+
+/// `n` elements of device memory. The name appears in the emulator's reports.
+template <class T>
+class Buffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t n, const char* name = "buffer") : size_(n) {
+    if (n == 0) return;
+    data_ = static_cast<T*>(emu::allocate(n * sizeof(T), name));
+  }
+  ~Buffer() { emu::release(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& o) noexcept : data_(std::exchange(o.data_, nullptr)), size_(std::exchange(o.size_, 0)) {}
+  Buffer& operator=(Buffer&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(size_, o.size_);
+    return *this;
+  }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  std::size_t bytes() const { return size_ * sizeof(T); }
+
+  /// Synchronous copies; the span's length must not exceed size().
+  void upload(std::span<const T> src) {
+    if (src.size() > size_) throw DeviceError("Buffer::upload: source longer than the buffer");
+    if (src.empty()) return;
+    std::memcpy(static_cast<void*>(data_), src.data(), src.size_bytes());
+    emu::note_written(data_, src.size_bytes());
+  }
+  void download(std::span<T> dst) const {
+    if (dst.size() > size_) throw DeviceError("Buffer::download: destination longer than the buffer");
+    if (dst.empty()) return;
+    std::memcpy(static_cast<void*>(dst.data()), data_, dst.size_bytes());
+  }
+  /// Sets every byte. 0xFF makes every float a NaN, which is how outputs are poisoned.
+  void fill_bytes(int byte) {
+    if (size_ == 0) return;
+    std::memset(static_cast<void*>(data_), byte, bytes());
+    emu::note_written(data_, bytes());
+  }
+  /// Device-to-device copy of the first `n` elements.
+  void copy_from(const Buffer& src, std::size_t n) {
+    if (n > size_ || n > src.size_) throw DeviceError("Buffer::copy_from: out of range");
+    if (n == 0) return;
+    std::memcpy(static_cast<void*>(data_), src.data_, n * sizeof(T));
+    emu::note_copied(data_, src.data_, n * sizeof(T));
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Host time between start() and stop(): how long the emulation took, which says nothing about any GPU.
+class Timer {
+ public:
+  Timer() = default;
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  void start(Stream&) { begin_ = Clock::now(); }
+  void stop(Stream&) { end_ = Clock::now(); }
+  double elapsed_ns() { return std::chrono::duration<double, std::nano>(end_ - begin_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_{}, end_{};
+};
+
+/// How a kernel is launched when the plain way is not enough.
+struct LaunchOptions {
+  bool cooperative = false;   ///< needs all blocks resident at once: refused here
+  bool programmatic = false;  ///< may start before its predecessor ends: here it never does
+};
+
+namespace detail {
+
+/// Calls a kernel with a tuple of its parameters, for one thread.
+template <class... Params>
+struct KernelCall {
+  using Kernel = void (*)(Params...);
+  using Arguments = std::tuple<std::decay_t<Params>...>;
+
+  static void invoke(const void* kernel, const void* arguments) {
+    call(reinterpret_cast<Kernel>(const_cast<void*>(kernel)), *static_cast<const Arguments*>(arguments),
+         std::index_sequence_for<Params...>{});
+  }
+
+ private:
+  template <std::size_t... I>
+  static void call(Kernel kernel, const Arguments& a, std::index_sequence<I...>) {
+    kernel(static_cast<Params>(std::get<I>(a))...);
+  }
+};
+
+}  // namespace detail
+
+/// Runs `kernel` with the arguments converted to its parameter types. Returns an error that names the kernel when
+/// the launch is refused or a thread of it fails; on a GPU the latter would surface at the next synchronisation.
+/// @param shared_bytes dynamic shared memory per block, up to the device's opt-in limit.
+template <class... Params, class... Args>
+Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid, dim3 block,
+              std::size_t shared_bytes, Stream& stream, Args&&... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args), "launch: wrong number of kernel arguments");
+  using Call = detail::KernelCall<Params...>;
+  if (options.cooperative) {
+    return Status::error("a cooperative launch needs a GPU: the emulator runs blocks one after the other, and a "
+                         "grid-wide barrier would never be reached by all of them");
+  }
+  auto run = [kernel, grid, block, shared_bytes,
+              arguments = typename Call::Arguments(static_cast<Params>(std::forward<Args>(args))...)] {
+    emu::LaunchRequest r;
+    r.kernel = reinterpret_cast<const void*>(kernel);
+    r.invoke = &Call::invoke;
+    r.arguments = &arguments;
+    r.argument_bytes = sizeof arguments;
+    r.grid = grid;
+    r.block = block;
+    r.shared_bytes = shared_bytes;
+    return emu::run(r);
+  };
+  if (auto* recording = StreamRecorder::of(stream)) {
+    recording->push_back(std::move(run));
+    return {};
+  }
+  return run();
+}
+
+template <class... Params, class... Args>
+Status launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream& stream,
+              Args&&... args) {
+  return launch(LaunchOptions{}, kernel, grid, block, shared_bytes, stream, std::forward<Args>(args)...);
+}
+
+/// A captured sequence of launches, replayed one after the other.
+class Graph {
+ public:
+  Graph() = default;
+  /// Runs `record(stream)` in capture mode. `record` returns a Status and must only launch on `stream`.
+  template <class F>
+  static Graph capture(Stream& stream, F&& record) {
+    Graph g;
+    stream.recording_ = &g.launches_;
+    const Status s = record(stream);
+    stream.recording_ = nullptr;
+    if (!s.ok()) throw DeviceError(s.message());
+    return g;
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  Graph(Graph&&) noexcept = default;
+  Graph& operator=(Graph&&) noexcept = default;
+  void launch(Stream&) {
+    for (const auto& run : launches_) require(run());
+  }
+
+ private:
+  std::vector<std::function<Status()>> launches_;
+};
+
+}  // namespace ladder

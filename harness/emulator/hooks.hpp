@@ -1,0 +1,28 @@
+// Where an access of a kernel thread enters the emulator.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "harness/emulator/machine.hpp"
+
+namespace ladder::emu {
+
+enum class Access : std::uint8_t { read, write, atomic };
+
+/// Observes one access of the running kernel thread. `pc` is the return address of the call that reports it.
+void record_access(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc);
+void record_enter(std::uintptr_t caller);
+void record_exit();
+void record_block(std::uintptr_t pc);
+
+inline void observe(const volatile void* p, std::size_t bytes, Access kind, const void* pc) {
+  if (!current.recording) [[likely]] return;
+  record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc));
+}
+
+inline void observe_atomic(const volatile void* p, std::size_t bytes, const void* pc) {
+  observe(p, bytes, Access::atomic, pc);
+}
+
+}  // namespace ladder::emu

@@ -1,0 +1,4 @@
+#pragma once
+namespace ladder::emu {
+struct Observer {};
+}

@@ -1,0 +1,221 @@
+// Check, then measure, then place under the roofs: the whole life of one rung at one shape.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/device/device.hpp"
+#include "harness/experiment/check.hpp"
+#include "harness/experiment/fill.hpp"
+#include "harness/experiment/measure.hpp"
+#include "harness/experiment/record.hpp"
+#include "harness/experiment/reference.hpp"
+#include "harness/experiment/roofs.hpp"
+#include "harness/experiment/rung.hpp"
+#if !defined(__CUDACC__)
+#include "kernels/cpu/thread_pool.hpp"
+#endif
+
+namespace ladder {
+
+/// Where a rung runs: the executor, its device, and what is needed to run there.
+struct Context {
+  Executor executor = kDeviceExecutor;
+  DeviceInfo device;
+  Stream stream;
+#if !defined(__CUDACC__)
+  std::unique_ptr<cpu::ThreadPool> pool;  ///< set when executor is cpu
+#endif
+  MeasuredRoofs roofs;
+};
+
+/// The operands of one shape on the device: `sets` copies of (weights, acts, out), each with guard bands.
+class Operands {
+ public:
+  Operands(Shape shape, int sets) : shape_(shape) {
+    for (int i = 0; i < sets; ++i) {
+      weights_.emplace_back(count(shape.od, shape.id), "weights");
+      acts_.emplace_back(count(shape.nt, shape.id), "acts");
+      out_.emplace_back(count(shape.nt, shape.od), "out");
+    }
+  }
+  Shape shape() const { return shape_; }
+  int sets() const { return static_cast<int>(weights_.size()); }
+  float* weights(int set) { return weights_[static_cast<std::size_t>(set)].data(); }
+  float* acts(int set) { return acts_[static_cast<std::size_t>(set)].data(); }
+  float* out(int set) { return out_[static_cast<std::size_t>(set)].data(); }
+  GuardedBuffer<float>& out_buffer(int set) { return out_[static_cast<std::size_t>(set)]; }
+
+  /// The same values in every set: rotation changes addresses, never results.
+  void fill_inputs(FillKind kind, unsigned seed, Stream& stream) {
+    for (int i = 0; i < sets(); ++i) {
+      fill(weights(i), count(shape_.od, shape_.id), kind, seed, stream);
+      fill(acts(i), count(shape_.nt, shape_.id), kind, seed + 1, stream);
+    }
+  }
+
+  /// Replaces the activations of set 0. [nt][id]
+  void upload_acts(std::span<const float> acts) { acts_[0].upload(acts); }
+
+  /// Bytes of one set, guards included.
+  static double bytes_per_set(Shape s) {
+    return 4.0 * (static_cast<double>(s.od) * static_cast<double>(s.id) +
+                  static_cast<double>(s.nt) * static_cast<double>(s.id + s.od)) +
+           6.0 * GuardedBuffer<float>::kGuardBytes;
+  }
+
+ private:
+  static std::size_t count(long long a, long long b) {
+    return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
+  }
+  Shape shape_;
+  std::vector<GuardedBuffer<float>> weights_, acts_, out_;
+};
+
+/// Launches `rung` once on operand set `set`, on the context's executor.
+inline Status run_once(const Rung& rung, Operands& ops, int set, Context& ctx, Stream& stream) {
+#if !defined(__CUDACC__)
+  if (ctx.executor == Executor::cpu) {
+    rung.cpu(ops.weights(set), ops.acts(set), ops.out(set), ops.shape(), *ctx.pool);
+    return {};
+  }
+#else
+  (void)ctx;
+#endif
+  return rung.device(ops.weights(set), ops.acts(set), ops.out(set), ops.shape(), stream);
+}
+
+/// Which of the two tests an output has to pass.
+enum class CheckKind {
+  exact,   ///< small integers: every partial sum is exact in f32, so the output must match bit for bit
+  random,  ///< reals: within the rung's derived bound
+};
+
+/// Runs the rung on set 0 with a poisoned output and compares with `reference`.
+inline CheckResult check_once(const Rung& rung, Operands& ops, const Reference& reference, CheckKind kind,
+                              Context& ctx) {
+  CheckResult r;
+  GuardedBuffer<float>& out = ops.out_buffer(0);
+  out.poison();
+  try {
+    if (Status s = run_once(rung, ops, 0, ctx, ctx.stream); !s.ok()) {
+      r.message = s.message();
+      return r;
+    }
+    ctx.stream.synchronize();
+  } catch (const DeviceError& e) {
+    r.message = e.what();
+    return r;
+  }
+  std::vector<float> host(out.size());
+  if (!out.download(host)) {
+    r.message = "wrote outside its output buffer (a guard band changed)";
+    return r;
+  }
+  const double roundings = kind == CheckKind::exact ? 0.0 : rung.roundings(ops.shape(), ctx.executor);
+  return check_outputs(host, reference.value, reference.magnitude, roundings, ops.shape());
+}
+
+struct RungCheck {
+  CheckResult exact, random;
+  bool ok() const { return exact.ok && random.ok; }
+  const std::string& message() const { return exact.ok ? random.message : exact.message; }
+};
+
+/// Checks several rungs at one shape, sharing inputs and references. Leaves random inputs in every operand
+/// set. Rungs that cannot run there must have been filtered out by the caller.
+inline std::vector<RungCheck> check_rungs(const std::vector<const Rung*>& rungs, Operands& ops, Context& ctx,
+                                          Reference& random_reference, unsigned seed = 1) {
+  std::vector<RungCheck> results(rungs.size());
+  for (const CheckKind kind : {CheckKind::exact, CheckKind::random}) {
+    ops.fill_inputs(kind == CheckKind::exact ? FillKind::small_int : FillKind::uniform,
+                    seed + (kind == CheckKind::exact ? 100 : 200), ctx.stream);
+    Reference reference = reference_matmul(ops.weights(0), ops.acts(0), ops.shape(), ctx.stream);
+    for (std::size_t i = 0; i < rungs.size(); ++i) {
+      (kind == CheckKind::exact ? results[i].exact : results[i].random) =
+          check_once(*rungs[i], ops, reference, kind, ctx);
+    }
+    if (kind == CheckKind::random) random_reference = std::move(reference);
+  }
+  return results;
+}
+
+/// How many operand sets a cold measurement rotates through: together at least four times the last-level
+/// cache, as far as `budget_bytes` allows. Reading other copies evicts clean lines; a memset would leave
+/// dirty ones whose write-back is then charged to the kernel.
+inline int sets_for_cold(Shape shape, const DeviceInfo& device, double budget_bytes) {
+  const double per_set = Operands::bytes_per_set(shape);
+  const double wanted = std::max(1.0, std::ceil(4.0 * static_cast<double>(device.l2_bytes) / per_set));
+  return static_cast<int>(std::max(1.0, std::min(wanted, std::floor(budget_bytes / per_set))));
+}
+
+/// Timing closure of a rung: `once()` gives one sample in ns.
+class RungSampler {
+ public:
+  /// @param cold rotate through all operand sets; otherwise only set 0 is used, back to back
+  RungSampler(const Rung& rung, Operands& ops, Context& ctx, bool cold) {
+    const int sets = cold ? ops.sets() : 1;
+#if !defined(__CUDACC__)
+    if (ctx.executor == Executor::cpu) {
+      host_ = std::make_unique<HostSampler>(
+          [&rung, &ops, &ctx](int set) { require(run_once(rung, ops, set, ctx, ctx.stream)); }, sets);
+      return;
+    }
+#endif
+    device_ = std::make_unique<DeviceSampler>(
+        DeviceWorkload{[&rung, &ops, &ctx](int set, Stream& s) { return run_once(rung, ops, set, ctx, s); },
+                       sets},
+        ctx.stream);
+  }
+  double once() { return host_ ? host_->once() : device_->once(); }
+
+ private:
+  std::unique_ptr<DeviceSampler> device_;
+  std::unique_ptr<HostSampler> host_;
+};
+
+/// Fills in the parts of a record that follow from rung, shape and context.
+inline Record describe(const Rung& rung, Shape shape, const std::string& layer, const Context& ctx) {
+  Record r;
+  r.rung = rung.id;
+  r.executor = ctx.executor;
+  r.device = ctx.device.slug;
+  r.type = info(rung.weight_type).name;
+  r.shape = shape;
+  r.layer = layer;
+  r.traffic = rung.traffic(shape);
+  r.work = rung.work(shape);
+  if (ctx.roofs.read_gbps > 0) r.roof = Roof{ctx.roofs.read_gbps, ctx.roofs.f32_gflops, "flop", "measured"};
+  if (!rung.peer_name.empty()) {
+    r.peer.add("name", rung.peer_name);
+    if (!rung.peer_version.empty()) r.peer.add("version", rung.peer_version);
+  }
+#if !defined(__CUDACC__)
+  if (ctx.executor == Executor::cpu) r.params.add("threads", ctx.pool->size());
+#endif
+  return r;
+}
+
+/// Says what limits a measured record, and whether its point may stand under the memory roof.
+inline void judge(Record& r, const Context& ctx) {
+  if (!r.time || !r.roof) return;
+  const double memory_ns = r.roof->bandwidth_gbps > 0 ? r.moved_bytes() / r.roof->bandwidth_gbps : 0;
+  const double compute_ns = r.work && r.roof->peak_gops > 0 ? r.work->count / r.roof->peak_gops : 0;
+  r.bound = memory_ns >= compute_ns ? "memory" : "compute";
+  // Shorter than one empty graph node: what is measured is mostly the launch.
+  if (std::max(memory_ns, compute_ns) < ctx.roofs.graph_node_ns) r.bound = "latency";
+  r.valid = true;
+  const double gbps = r.moved_bytes() / r.time->median;
+  if (r.mode == "hot" && r.moved_bytes() < static_cast<double>(ctx.device.l2_bytes)) {
+    r.valid = false;
+    r.why_not = "operands fit in the last-level cache, so this point says nothing about memory";
+  } else if (gbps > 1.02 * r.roof->bandwidth_gbps) {
+    r.valid = false;
+    r.why_not = "above the memory roof: part of the operands came from a cache";
+  }
+}
+
+}  // namespace ladder

@@ -1,0 +1,105 @@
+// The byte model: how many bytes a matmul must move when every operand is moved exactly once, and how many
+// operations it must do. The only copy; kernels, plots and tests all ask here.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "harness/device/shape.hpp"
+#include "harness/experiment/record.hpp"
+
+namespace ladder {
+
+/// Storage types of a weight matrix. Block sizes are GGUF's (ggml-common.h), where a block is the smallest
+/// number of neighbouring elements of a row that can be stored.
+enum class WeightType {
+  f32,
+  f16,
+  bf16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  iq4_xs,
+};
+
+struct WeightTypeInfo {
+  WeightType type;
+  const char* name;
+  int block_elems;
+  int block_bytes;
+  constexpr double bytes_per_element() const { return static_cast<double>(block_bytes) / block_elems; }
+};
+
+inline constexpr std::array<WeightTypeInfo, 15> kWeightTypes = {{
+    {WeightType::f32, "f32", 1, 4},
+    {WeightType::f16, "f16", 1, 2},
+    {WeightType::bf16, "bf16", 1, 2},
+    {WeightType::q4_0, "q4_0", 32, 18},
+    {WeightType::q4_1, "q4_1", 32, 20},
+    {WeightType::q5_0, "q5_0", 32, 22},
+    {WeightType::q5_1, "q5_1", 32, 24},
+    {WeightType::q8_0, "q8_0", 32, 34},
+    {WeightType::q2_k, "q2_k", 256, 84},
+    {WeightType::q3_k, "q3_k", 256, 110},
+    {WeightType::q4_k, "q4_k", 256, 144},
+    {WeightType::q5_k, "q5_k", 256, 176},
+    {WeightType::q6_k, "q6_k", 256, 210},
+    {WeightType::iq4_nl, "iq4_nl", 32, 18},
+    {WeightType::iq4_xs, "iq4_xs", 256, 136},
+}};
+
+constexpr const WeightTypeInfo& info(WeightType t) { return kWeightTypes[static_cast<std::size_t>(t)]; }
+
+/// How the activation rows are stored when the kernel reads them.
+enum class ActivationFormat {
+  f32,    ///< 4 bytes an element
+  f16,    ///< 2 bytes an element
+  pad40,  ///< int8 blocks of 32 with scale and sum, 40 bytes a block
+};
+
+/// Bytes of a weight matrix. Rows are stored whole, so `id` must be a multiple of the block length.
+constexpr double weight_bytes(WeightType t, long long od, long long id) {
+  const WeightTypeInfo& w = info(t);
+  return static_cast<double>(od) * static_cast<double>(id / w.block_elems) * w.block_bytes;
+}
+
+constexpr double activation_bytes(ActivationFormat f, long long nt, long long id) {
+  switch (f) {
+    case ActivationFormat::f32:
+      return 4.0 * static_cast<double>(nt) * static_cast<double>(id);
+    case ActivationFormat::f16:
+      return 2.0 * static_cast<double>(nt) * static_cast<double>(id);
+    case ActivationFormat::pad40:
+      return 40.0 * static_cast<double>(nt) * static_cast<double>((id + 31) / 32);
+  }
+  return 0;
+}
+
+/// Compulsory traffic of one matmul, in bytes. Outputs are f32.
+constexpr Traffic compulsory_traffic(WeightType w, ActivationFormat a, const Shape& s) {
+  return Traffic{weight_bytes(w, s.od, s.id), activation_bytes(a, s.nt, s.id),
+                 4.0 * static_cast<double>(s.nt) * static_cast<double>(s.od)};
+}
+
+/// A multiply and an add for every weight and token row.
+constexpr double matmul_ops(const Shape& s) {
+  return 2.0 * static_cast<double>(s.nt) * static_cast<double>(s.od) * static_cast<double>(s.id);
+}
+
+/// Operations per byte of compulsory traffic.
+constexpr double arithmetic_intensity(WeightType w, ActivationFormat a, const Shape& s) {
+  return matmul_ops(s) / compulsory_traffic(w, a, s).total();
+}
+
+/// Largest intensity any nt can reach at nt = 1: two operations for each weight, over its bytes.
+constexpr double decode_intensity_limit(WeightType w) { return 2.0 / info(w).bytes_per_element(); }
+
+}  // namespace ladder

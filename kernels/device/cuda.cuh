@@ -1,0 +1,36 @@
+// The one portability switch of the workbook. Kernel files include this and nothing else of CUDA: under nvcc
+// it is the CUDA headers, under the host compiler the emulator's versions of the same names.
+#pragma once
+
+#if defined(__CUDACC__)
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+namespace ladder {
+
+/// The block's dynamic shared memory as an array of T. Every call in a kernel returns the same address, which
+/// is 16-byte aligned; the launch says how many bytes there are.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char ladder_dynamic_shared_bytes[];
+  return reinterpret_cast<T*>(ladder_dynamic_shared_bytes);
+}
+
+}  // namespace ladder
+
+#else
+
+#include "harness/emulator/cuda.hpp"
+
+namespace ladder {
+
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  return static_cast<T*>(emu::dynamic_shared_bytes());
+}
+
+}  // namespace ladder
+
+#endif
