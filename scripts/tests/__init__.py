@@ -1,0 +1,1 @@
+"""Tests of scripts/ladder; `scripts/ladder test` runs them."""

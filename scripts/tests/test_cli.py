@@ -1,0 +1,165 @@
+"""The command line as a user meets it, with a stand-in for a chapter binary."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+from tests.support import DEVICE, ProjectCase, made_record
+from workbook.sources import hash_of
+
+
+class Errors(ProjectCase):
+    def test_command_line_mistakes_are_one_line(self):
+        for args, word in (
+            ((), "COMMAND"),
+            (("frob",), "frob"),
+            (("run",), "ID|CHAPTER"),
+            (("run", "fake_fast", "--nt", "0"), "--nt"),
+            (("run", "fake_fast", "--nt", "1,x"), "--nt"),
+            (("run", "fake_fast", "--mode", "warm"), "warm"),
+            (("run", "fake_fast", "--on", "tpu"), "tpu"),
+            (("run", "fake_fast", "--od", "3"), "--od and --id"),
+            (("run", "fake_fast", "--od", "3", "--id", "4", "--layer", "7b.ffn_down"), "not both"),
+            (("run", ","), "name a rung"),
+            (("plot",), "roofline"),
+            (("plot", "pie"), "pie"),
+            (("compare", "fake_fast"), "B"),
+            (("compare", "fake_fast", "fake_fast"), "different"),
+        ):
+            self.assert_usage_error(self.ladder(*args), word)
+
+    def test_wrong_names_say_what_there_is(self):
+        self.build()
+        run = ("--no-build",)
+        self.assert_usage_error(self.ladder("run", "fake_fats", *run), "did you mean fake_fast?", "fake_slow")
+        self.assert_usage_error(self.ladder("run", "43", *run), '"43"', "42-fake")
+        self.assert_usage_error(self.ladder("compare", "fake_fast", "nothing", *run), '"nothing"')
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--layer", "8b.attn", *run), "8b.attn")
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--on", "gpu", *run), "does not run on gpu")
+        self.assert_usage_error(self.ladder("run", "42", "--on", "gpu", *run), "--on gpu", "CUDA")
+
+    def test_wrong_files(self):
+        self.build()
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--no-build", "--json", "no/such/file"), "no/such/file")
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--no-build", "--json", "build"), "folder")
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--build-dir", "nowhere"), "nowhere")
+
+    def test_nothing_built(self):
+        (self.root / "build").mkdir()
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--no-build"), "not built", "42-fake")
+        self.assert_usage_error(self.ladder("run", "42", "--no-build"), "not built")
+
+    def test_a_broken_binary_is_one_line(self):
+        binary = self.build()
+        binary.write_text("#!/bin/sh\nkill -SEGV $$\n")
+        done = self.ladder("run", "42", "--no-build")
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_help_everywhere(self):
+        commands = ["demo", "test", "doctor", "list", "run", "plot", "compare", "record", "weave"]
+        for command in ([], *([name] for name in commands)):
+            done = self.ladder(*command, "--help")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("usage: scripts/ladder", done.stdout)
+
+
+class Run(ProjectCase):
+    def records(self, text: str) -> list[dict]:
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def test_records_are_annotated(self):
+        self.build()
+        done = self.ladder("run", "fake_fast", "--no-build", "--layer", "7b.ffn_down", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("fake_fast ok", done.stdout)
+        (record,) = self.records(done.stdout)
+        body = "void fake_fast(const float* w, float* out) {\n  out[0] = w[0];\n}\n"
+        self.assertEqual(record["source_sha256"], hash_of(body))
+        self.assertEqual(record["command"], "scripts/ladder run fake_fast --layer 7b.ffn_down")
+        self.assertRegex(record["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertEqual(record["gbps"], made_record()["gbps"])
+
+    def test_only_the_standard_library_is_needed(self):
+        self.build()
+        done = self.ladder("run", "42", "--no-build", "--json", "-", python=("-S", "-E"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["rung"] for r in self.records(done.stdout)], ["fake_slow", "fake_fast"])
+
+    def test_a_chapter_has_several_names(self):
+        self.build()
+        for name in ("42", "42-fake", "fake"):
+            self.assertEqual(self.ladder("run", name, "--no-build").returncode, 0, name)
+
+    def test_a_file_is_appended_to(self):
+        self.build()
+        for _ in range(2):
+            done = self.ladder("run", "fake_fast,fake_slow", "--no-build", "--json", "out.jsonl")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.records((self.root / "out.jsonl").read_text())), 4)
+
+    def test_the_binarys_exit_status_is_kept(self):
+        self.build()
+        self.assertEqual(self.ladder("run", "fake_fast", "--no-build", "--threads", "99").returncode, 1)
+
+    def test_record_adds_to_the_devices_file(self):
+        self.build()
+        done = self.ladder("record", "fake_fast", "--no-build")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        path = self.root / "data" / "runs" / DEVICE / "42-fake.jsonl"
+        first = path.read_text()
+        (record,) = self.records(first)
+        self.assertEqual(record["command"], "scripts/ladder record fake_fast")
+        self.assertEqual(self.ladder("record", "--no-build").returncode, 0)
+        self.assertTrue(path.read_text().startswith(first))
+        self.assertEqual(len(self.records(path.read_text())), 3)
+
+    def test_an_unsound_record_is_refused(self):
+        binary = self.build()
+        binary.write_text(binary.read_text().replace('"gbps": ', '"speed": '))
+        done = self.ladder("record", "fake_fast", "--no-build")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("speed is not a field", done.stderr)
+        self.assertFalse((self.root / "data" / "runs").exists())
+
+    def test_compare_runs_the_pair(self):
+        self.build()
+        done = self.ladder("compare", "fake_fast", "fake_slow", "--no-build", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["rung"] for r in self.records(done.stdout)], ["fake_fast", "fake_slow"])
+
+    def test_a_missing_anchor_is_one_line(self):
+        self.build()
+        source = self.root / "chapters" / "42-fake" / "fake.cu"
+        source.write_text(source.read_text().replace("fake_fast\n", "renamed\n"))
+        self.assert_usage_error(self.ladder("run", "fake_fast", "--no-build", "--json", "-"), 'no anchor "fake_fast"')
+
+
+class Listing(ProjectCase):
+    def test_without_a_build_the_sources_are_read(self):
+        done = self.ladder("list")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for words in ("fake_fast", "the quick one", "not built: 42-fake"):
+            self.assertIn(words, done.stdout)
+
+    def test_with_a_build_everything_is_known(self):
+        self.build()
+        done = self.ladder("list")
+        for words in ("fake_slow", "emulator cpu", "ffn_down 3584x18944", "executors that work here: cpu, emulator"):
+            self.assertIn(words, done.stdout)
+        self.assertNotIn("not built", done.stdout)
+        lines = [json.loads(line) for line in self.ladder("list", "--json").stdout.splitlines()]
+        self.assertEqual(
+            [line.get("rung", line.get("layer")) for line in lines], ["fake_slow", "fake_fast", "7b.ffn_down"]
+        )
+
+    def test_doctor_always_answers(self):
+        done = self.ladder("doctor")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for words in ("C++20 compiler", "CUDA compiler", "GPU", "what will run here"):
+            self.assertIn(words, done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
