@@ -1,12 +1,11 @@
 // Chapter 00's probes against their references, and the broken ones against the checks.
 
 #define LADDER_NO_MAIN
-#include "harness/device/doctest_main.hpp"
-
 #include <set>
 
 #include "chapters/00-roofs/roofs.cu"
 #include "chapters/00-roofs/wrong/wrong_probes.cuh"
+#include "harness/device/doctest_main.hpp"
 #include "harness/experiment/testing.hpp"
 
 using namespace ladder;

@@ -19,6 +19,7 @@
 
 #include "harness/device/device_info.hpp"
 #include "harness/device/status.hpp"
+#include "harness/emulator/counters.hpp"
 #include "harness/emulator/device_model.hpp"
 #include "harness/emulator/emulator.hpp"
 #include "harness/emulator/memory.hpp"
@@ -173,7 +174,21 @@ struct KernelCall {
          std::index_sequence_for<Params...>{});
   }
 
+  /// Those of the arguments that are pointers to data.
+  static std::vector<emu::PointerArgument> pointers(const Arguments& a) {
+    std::vector<emu::PointerArgument> out;
+    std::apply([&](const auto&... v) { (add(out, v), ...); }, a);
+    return out;
+  }
+
  private:
+  template <class T>
+  static void add(std::vector<emu::PointerArgument>& out, const T& v) {
+    if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) {
+      using To = std::remove_pointer_t<T>;
+      out.push_back({const_cast<const std::remove_volatile_t<To>*>(v), std::is_const_v<To>});
+    }
+  }
   template <std::size_t... I>
   static void call(Kernel kernel, const Arguments& a, std::index_sequence<I...>) {
     kernel(static_cast<Params>(std::get<I>(a))...);
@@ -201,6 +216,9 @@ Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid
     r.invoke = &Call::invoke;
     r.arguments = &arguments;
     r.argument_bytes = sizeof arguments;
+    const std::vector<emu::PointerArgument> pointers = Call::pointers(arguments);
+    r.pointers = pointers.data();
+    r.pointer_count = pointers.size();
     r.grid = grid;
     r.block = block;
     r.shared_bytes = shared_bytes;

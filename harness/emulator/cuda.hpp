@@ -87,6 +87,7 @@ void fence(int scope);
 /// Instructions that the workbook speaks of by name. Device functions report themselves; see `count`.
 enum class Instruction : int { fma_f32, fma_f16x2, dp4a, mma_f16, mma_s8, cp_async, special };
 inline constexpr int kInstructions = 7;
+/// Counts `n` such instructions of the calling thread, when counting is on, at the line of the call.
 void count(Instruction which, int n = 1);
 
 template <class T>

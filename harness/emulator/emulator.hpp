@@ -8,12 +8,20 @@
 
 namespace ladder::emu {
 
+/// A kernel parameter that is a pointer.
+struct PointerArgument {
+  const void* address = nullptr;
+  bool to_const = false;  ///< declared as a pointer to const: the kernel does not write through it
+};
+
 /// One kernel launch with its argument types erased.
 struct LaunchRequest {
   const void* kernel = nullptr;  ///< the kernel's address: its name is found by it
   void (*invoke)(const void* kernel, const void* arguments) = nullptr;  ///< calls the kernel for one thread
   const void* arguments = nullptr;
   std::size_t argument_bytes = 0;
+  const PointerArgument* pointers = nullptr;
+  std::size_t pointer_count = 0;
   dim3 grid, block;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory
 };

@@ -4,21 +4,28 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "harness/emulator/counters.hpp"
 #include "harness/emulator/machine.hpp"
 
 namespace ladder::emu {
 
-enum class Access : std::uint8_t { read, write, atomic };
-
-/// Observes one access of the running kernel thread. `pc` is the return address of the call that reports it.
-void record_access(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc);
+/// Observes one access of the running kernel thread. `pc` is the return address of the call that reports it; `whole`
+/// says that it is one instruction, which must be aligned to its size, and not the copy of a structure.
+void record_access(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc, bool whole);
+/// As `count`, for a function of the emulator that a kernel called at `pc`.
+void count_at(Instruction which, int n, const void* pc);
 void record_enter(std::uintptr_t caller);
 void record_exit();
 void record_block(std::uintptr_t pc);
 
 inline void observe(const volatile void* p, std::size_t bytes, Access kind, const void* pc) {
   if (!current.recording) [[likely]] return;
-  record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc));
+  record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc), true);
+}
+
+inline void observe_copy(const volatile void* p, std::size_t bytes, Access kind, const void* pc) {
+  if (!current.recording) [[likely]] return;
+  record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc), false);
 }
 
 inline void observe_atomic(const volatile void* p, std::size_t bytes, const void* pc) {

@@ -9,6 +9,7 @@
 using ladder::emu::Access;
 using ladder::emu::current;
 using ladder::emu::observe;
+using ladder::emu::observe_copy;
 
 #define LADDER_EMU_CALLER __builtin_return_address(0)
 
@@ -35,19 +36,19 @@ void __sanitizer_cov_trace_pc() {
 #define LADDER_EMU_ACCESSES(n)                                                                            \
   void __tsan_read##n(void* p) { observe(p, n, Access::read, LADDER_EMU_CALLER); }                        \
   void __tsan_write##n(void* p) { observe(p, n, Access::write, LADDER_EMU_CALLER); }                      \
-  void __tsan_unaligned_read##n(void* p) { observe(p, n, Access::read, LADDER_EMU_CALLER); }              \
-  void __tsan_unaligned_write##n(void* p) { observe(p, n, Access::write, LADDER_EMU_CALLER); }            \
+  void __tsan_unaligned_read##n(void* p) { observe_copy(p, n, Access::read, LADDER_EMU_CALLER); }              \
+  void __tsan_unaligned_write##n(void* p) { observe_copy(p, n, Access::write, LADDER_EMU_CALLER); }            \
   void __tsan_volatile_read##n(void* p) { observe(p, n, Access::read, LADDER_EMU_CALLER); }               \
   void __tsan_volatile_write##n(void* p) { observe(p, n, Access::write, LADDER_EMU_CALLER); }             \
-  void __tsan_unaligned_volatile_read##n(void* p) { observe(p, n, Access::read, LADDER_EMU_CALLER); }     \
-  void __tsan_unaligned_volatile_write##n(void* p) { observe(p, n, Access::write, LADDER_EMU_CALLER); }   \
+  void __tsan_unaligned_volatile_read##n(void* p) { observe_copy(p, n, Access::read, LADDER_EMU_CALLER); }     \
+  void __tsan_unaligned_volatile_write##n(void* p) { observe_copy(p, n, Access::write, LADDER_EMU_CALLER); }   \
   void __tsan_read_write##n(void* p) {                                                                    \
     observe(p, n, Access::read, LADDER_EMU_CALLER);                                                       \
     observe(p, n, Access::write, LADDER_EMU_CALLER);                                                      \
   }                                                                                                       \
   void __tsan_unaligned_read_write##n(void* p) {                                                          \
-    observe(p, n, Access::read, LADDER_EMU_CALLER);                                                       \
-    observe(p, n, Access::write, LADDER_EMU_CALLER);                                                      \
+    observe_copy(p, n, Access::read, LADDER_EMU_CALLER);                                                       \
+    observe_copy(p, n, Access::write, LADDER_EMU_CALLER);                                                      \
   }
 LADDER_EMU_ACCESSES(1)
 LADDER_EMU_ACCESSES(2)
@@ -56,23 +57,23 @@ LADDER_EMU_ACCESSES(8)
 LADDER_EMU_ACCESSES(16)
 #undef LADDER_EMU_ACCESSES
 
-void __tsan_read_range(void* p, std::size_t n) { observe(p, n, Access::read, LADDER_EMU_CALLER); }
-void __tsan_write_range(void* p, std::size_t n) { observe(p, n, Access::write, LADDER_EMU_CALLER); }
+void __tsan_read_range(void* p, std::size_t n) { observe_copy(p, n, Access::read, LADDER_EMU_CALLER); }
+void __tsan_write_range(void* p, std::size_t n) { observe_copy(p, n, Access::write, LADDER_EMU_CALLER); }
 void __tsan_vptr_read(void**) {}
 void __tsan_vptr_update(void**, void*) {}
 
 void* __tsan_memcpy(void* to, const void* from, std::size_t n) {
-  observe(from, n, Access::read, LADDER_EMU_CALLER);
-  observe(to, n, Access::write, LADDER_EMU_CALLER);
+  observe_copy(from, n, Access::read, LADDER_EMU_CALLER);
+  observe_copy(to, n, Access::write, LADDER_EMU_CALLER);
   return std::memcpy(to, from, n);
 }
 void* __tsan_memmove(void* to, const void* from, std::size_t n) {
-  observe(from, n, Access::read, LADDER_EMU_CALLER);
-  observe(to, n, Access::write, LADDER_EMU_CALLER);
+  observe_copy(from, n, Access::read, LADDER_EMU_CALLER);
+  observe_copy(to, n, Access::write, LADDER_EMU_CALLER);
   return std::memmove(to, from, n);
 }
 void* __tsan_memset(void* to, int byte, std::size_t n) {
-  observe(to, n, Access::write, LADDER_EMU_CALLER);
+  observe_copy(to, n, Access::write, LADDER_EMU_CALLER);
   return std::memset(to, byte, n);
 }
 

@@ -100,18 +100,25 @@ unsigned bytewise(unsigned a, unsigned b, F f) {
 
 }  // namespace
 
+#define LADDER_EMU_COUNT_DP4A \
+  ladder::emu::count_at(ladder::emu::Instruction::dp4a, 1, __builtin_return_address(0))
 int __dp4a(int a, int b, int c) {
-  ladder::emu::count(ladder::emu::Instruction::dp4a);
+  LADDER_EMU_COUNT_DP4A;
   return static_cast<int>(
       dot4<std::int8_t>(static_cast<unsigned>(a), static_cast<unsigned>(b), static_cast<unsigned>(c)));
 }
 unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
-  ladder::emu::count(ladder::emu::Instruction::dp4a);
+  LADDER_EMU_COUNT_DP4A;
   return dot4<std::uint8_t>(a, b, c);
 }
-int __dp4a(char4 a, char4 b, int c) { return __dp4a(std::bit_cast<int>(a), std::bit_cast<int>(b), c); }
+int __dp4a(char4 a, char4 b, int c) {
+  LADDER_EMU_COUNT_DP4A;
+  return static_cast<int>(
+      dot4<std::int8_t>(std::bit_cast<unsigned>(a), std::bit_cast<unsigned>(b), static_cast<unsigned>(c)));
+}
 unsigned __dp4a(uchar4 a, uchar4 b, unsigned c) {
-  return __dp4a(std::bit_cast<unsigned>(a), std::bit_cast<unsigned>(b), c);
+  LADDER_EMU_COUNT_DP4A;
+  return dot4<std::uint8_t>(std::bit_cast<unsigned>(a), std::bit_cast<unsigned>(b), c);
 }
 
 unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {

@@ -17,6 +17,7 @@
 #include <new>
 #include <thread>
 
+#include "harness/emulator/counters.hpp"
 #include "harness/emulator/memory.hpp"
 #include "harness/emulator/observer.hpp"
 #include "harness/emulator/symbols.hpp"
@@ -24,10 +25,10 @@
 namespace ladder::emu {
 
 constinit thread_local Current current;
+std::uintptr_t program_base = 0;
 
 namespace {
 
-constexpr std::size_t kMaxDynamicShared = 256 * 1024;
 constexpr unsigned kMaxWorkers = 24;  // 1024 stacks and as many guards each stay within Linux's 65530 mappings
 
 /// Hands boost::context a stack that the worker owns and keeps.
@@ -135,6 +136,19 @@ Worker::Worker() : lanes(kMaxThreads) {
   sigaltstack(&alternative, nullptr);
 }
 
+Worker::~Worker() = default;
+
+uint3 Worker::block_at(std::uint64_t index) const {
+  const dim3 grid = launch->request->grid;
+  return {static_cast<unsigned>(index % grid.x), static_cast<unsigned>(index / grid.x % grid.y),
+          static_cast<unsigned>(index / grid.x / grid.y)};
+}
+
+uint3 Worker::thread_at(unsigned linear) const {
+  const dim3 shape = launch->request->block;
+  return {linear % shape.x, linear / shape.x % shape.y, linear / shape.x / shape.y};
+}
+
 unsigned Worker::lanes_in_warp(unsigned warp) const { return std::min(32u, threads - warp * 32); }
 
 void Worker::poison_shared() {
@@ -158,7 +172,9 @@ void Worker::resume(Lane& lane) {
     lane.started = true;
   }
   current.lane = &lane;
+  current.recording = launch->observation != nullptr;
   lane.context = std::move(lane.context).resume();
+  current.recording = false;
   current.lane = nullptr;
 }
 
@@ -179,37 +195,43 @@ void Worker::thread_body(Lane& lane) {
   try {
     launch->request->invoke(launch->request->kernel, launch->request->arguments);
   } catch (const std::exception& e) {
-    report(&lane, std::string("exception: ") + e.what());
+    current.recording = false;
+    report(&lane, std::string("exception: ") + e.what(), Check::fault);
   } catch (...) {
-    report(&lane, "an exception that is not a std::exception");
+    report(&lane, "an exception that is not a std::exception", Check::fault);
   }
   lane.state = State::done;
 }
 
-void Worker::report(const Lane* lane, const std::string& what) {
+void Worker::report(const Lane* lane, const std::string& what, Check check, std::uintptr_t pc) {
   if (failed) return;
   failed = true;
+  error_check = check;
+  error_pc = pc;
   error = launch->kernel + ": ";
   error += lane != nullptr ? thread_text(block, lane->tid) : "block " + triple(block);
   error += ": " + what;
 }
 
 void Worker::run_block(std::uint64_t index) {
-  const dim3 grid = launch->request->grid, shape = launch->request->block;
   block_index = index;
-  block = {static_cast<unsigned>(index % grid.x), static_cast<unsigned>(index / grid.x % grid.y),
-           static_cast<unsigned>(index / grid.x / grid.y)};
+  block = block_at(index);
   failed = false;
   poison_shared();
   for (unsigned i = 0; i < threads; ++i) {
     Lane& lane = lanes[i];
     lane.linear = i;
-    lane.tid = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
+    lane.tid = thread_at(i);
     lane.state = State::ready;
   }
   const unsigned warps = (threads + 31) / 32;
+  if (launch->observation != nullptr) observer->begin_block();
   do {
-    for (unsigned w = 0; w < warps && !failed; ++w) run_warp(w);
+    if (launch->observation != nullptr) {
+      observer->run_warps();
+    } else {
+      for (unsigned w = 0; w < warps && !failed; ++w) run_warp(w);
+    }
   } while (!failed && complete_barrier());
   if (failed) {
     for (unsigned i = 0; i < threads; ++i) {
@@ -218,7 +240,7 @@ void Worker::run_block(std::uint64_t index) {
   }
 }
 
-bool Worker::run_warp(unsigned warp) {
+void Worker::run_warp(unsigned warp) {
   const unsigned first = warp * 32, n = lanes_in_warp(warp);
   do {
     for (bool ran = true; ran && !failed;) {
@@ -231,7 +253,6 @@ bool Worker::run_warp(unsigned warp) {
     }
     // Lanes that have returned since may have been all that a collective was waiting for.
   } while (!failed && complete_collectives(warp));
-  return !failed;
 }
 
 // --- Barriers ---------------------------------------------------------------------------------------------------
@@ -248,7 +269,9 @@ bool Worker::complete_barrier() {
   if (waiting != threads) {
     // Hardware of today would let a barrier pass when the missing threads have returned; the programming model
     // asks for all of them, and code that relies on less is the classic early return before a barrier.
-    report(nullptr, deadlock_text());
+    const bool collective = std::any_of(lanes.begin(), lanes.begin() + threads,
+                                        [](const Lane& l) { return l.state == State::at_collective; });
+    report(nullptr, deadlock_text(), collective ? Check::collective : Check::barrier);
     return false;
   }
   const Lane& head = lanes[0];
@@ -258,10 +281,11 @@ bool Worker::complete_barrier() {
     count += lane.predicate != 0;
     if (lane.barrier_op != head.barrier_op ||
         (lane.pc != head.pc && !(source_line(lane.pc) == source_line(head.pc)))) {
-      report(nullptr, "threads meet at different barriers: " + deadlock_text());
+      report(nullptr, "threads meet at different barriers: " + deadlock_text(), Check::barrier, lane.pc);
       return false;
     }
   }
+  if (launch->observation != nullptr) observer->barrier_completed(head.pc);
   for (unsigned i = 0; i < threads; ++i) {
     Lane& lane = lanes[i];
     lane.result = static_cast<std::uint64_t>(head.barrier_op == BarrierOp::count         ? count
@@ -297,12 +321,14 @@ bool Worker::try_collective(unsigned first, const Request& r) {
     if (pc != 0 && lane.pc != pc && !(source_line(lane.pc) == source_line(pc))) {
       report(nullptr, std::string("lanes of warp ") + std::to_string(first / 32) + " meet in " +
                           collective_name(r) + " called at different places: " + to_string(source_line(pc)) +
-                          " and " + to_string(source_line(lane.pc)));
+                          " and " + to_string(source_line(lane.pc)),
+             Check::collective, lane.pc);
       return false;
     }
     pc = lane.pc;
     members |= 1u << i;
   }
+  if (launch->observation != nullptr) observer->collective_completed(first, r, pc);
   perform(first, members, r);
   return true;
 }
@@ -410,14 +436,17 @@ void meet(Request r, std::uintptr_t pc) {
   Lane& lane = *current.lane;
   const unsigned first = lane.linear & ~31u;
   lane.pc = pc;
+  current.recording = false;  // until the scheduler lets the lane go on
   if ((r.mask >> (lane.linear & 31) & 1) == 0) {
     w.report(&lane, std::string(collective_name(r)) + " at " + to_string(source_line(pc)) + ": the mask " +
-                        hex(r.mask) + " does not name the calling lane " + std::to_string(lane.linear & 31));
+                        hex(r.mask) + " does not name the calling lane " + std::to_string(lane.linear & 31),
+             Check::collective, pc);
     w.abandon();
   }
   lane.request = r;
   lane.state = State::at_collective;
-  if (r.kind != Collective::active_mask && w.try_collective(first, r)) return;
+  // While counting, the scheduler first lines up what the lanes did before they came here.
+  if (w.launch->observation == nullptr && r.kind != Collective::active_mask && w.try_collective(first, r)) return;
   w.to_hub();
 }
 
@@ -434,7 +463,7 @@ void warp_barrier(unsigned mask) {
 
 std::uint64_t warp_shuffle(Shuffle op, unsigned mask, std::uint64_t value, int argument, int width) {
   if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
-    current.lane->pc = LADDER_EMU_HERE;
+    current.recording = false;
     const std::string text = "shuffle width " + std::to_string(width) + " at " +
                              to_string(source_line(LADDER_EMU_HERE)) + " is not a power of two up to 32";
     fail(text.c_str());
@@ -499,12 +528,14 @@ unsigned active_mask() {
 }
 
 void fail(const char* message) {
+  current.recording = false;
   Worker& w = *current.worker;
-  w.report(current.lane, message);
+  w.report(current.lane, message, Check::fault);
   w.abandon();
 }
 
 void trap() {
+  current.recording = false;
   const std::string text = "__trap() at " + to_string(source_line(LADDER_EMU_HERE));
   fail(text.c_str());
 }
@@ -579,6 +610,7 @@ thread_local std::uintptr_t fault_pc = 0;
 
 /// Runs on the kernel thread's own stack, from its top, in place of the instruction that faulted.
 [[noreturn]] void fault_landing() {
+  current.recording = false;
   Worker& w = *current.worker;
   const Lane& lane = *current.lane;
   const char* stack = w.stacks + w.stack_stride * static_cast<std::size_t>(&lane - w.lanes.data());
@@ -597,7 +629,7 @@ thread_local std::uintptr_t fault_pc = 0;
     what = text;
   }
   what += " at " + to_string(source_line(fault_pc + 1));
-  w.report(&lane, what);
+  w.report(&lane, what, Check::fault, fault_pc);
   w.abandon();
 }
 
@@ -716,11 +748,7 @@ Status check_limits(const LaunchRequest& r, const std::string& kernel) {
   if (r.grid.x > 0x7fffffffu || r.grid.y > 65535 || r.grid.z > 65535) {
     return refuse("grid " + shape_text(r.grid) + " is beyond (2147483647,65535,65535)");
   }
-  std::size_t own = 0;
-  const std::string_view mangled = mangled_name(r.kernel);
-  for (const SharedVariable& v : program().shared) {
-    if (v.function == mangled) own += v.bytes;
-  }
+  const std::size_t own = static_shared_bytes(r.kernel);
   if (own > m.shared_per_block) {
     return refuse(std::to_string(own) + " bytes of static shared memory; allowed are " +
                   std::to_string(m.shared_per_block));
@@ -737,6 +765,10 @@ Status check_limits(const LaunchRequest& r, const std::string& kernel) {
 void Worker::run_blocks(LaunchState& state) {
   launch = &state;
   threads = state.threads;
+  if (state.observation != nullptr) {
+    if (observer == nullptr) observer = std::make_unique<Observer>(*this);
+    observer->begin_launch(*state.observation);
+  }
   for (;;) {
     const std::uint64_t index = state.next.fetch_add(1, std::memory_order_relaxed);
     if (index >= state.blocks || index > state.failed.load(std::memory_order_relaxed)) break;
@@ -746,8 +778,11 @@ void Worker::run_blocks(LaunchState& state) {
     if (index < state.failed.load(std::memory_order_relaxed)) {
       state.failed.store(index, std::memory_order_relaxed);
       state.error = error;
+      state.error_check = error_check;
+      state.error_pc = error_pc;
     }
   }
+  if (state.observation != nullptr) observer->end_launch();
 }
 
 unsigned worker_count() {
@@ -774,6 +809,7 @@ Status run(const LaunchRequest& request) {
     }
     LaunchState state;
     state.request = &request;
+    program_base = program().base;
     state.kernel = kernel_name(request.kernel);
     if (Status s = check_limits(request, state.kernel); !s.ok()) return s;
     state.threads = request.block.x * request.block.y * request.block.z;
@@ -781,9 +817,39 @@ Status run(const LaunchRequest& request) {
     Pool& p = pool();
     const std::lock_guard lock(p.launch_mutex);
     const FaultHandler handler;  // only during a launch: test frameworks and others have handlers of their own
+    if (!counting_now()) {
+      // Nobody watches what this launch writes, so nothing can be called unwritten afterwards.
+      for (Allocation* a : allocations()) {
+        a->all_written = true;
+        a->written = {};
+      }
+      p.run(state);
+      return state.error.empty() ? Status() : Status::error(state.error);
+    }
+    Observation observation(request);
+    state.observation = &observation;
     p.run(state);
-    if (!state.error.empty()) return Status::error(state.error);
-    return {};
+    Counters counters = observation.finish(state.kernel);
+    if (!state.error.empty()) {
+      // What ended the launch comes first, whatever else was found.
+      Finding f;
+      f.check = state.error_check;
+      f.text = state.error.substr(state.kernel.size() + 2);
+      f.times = 1;
+      f.block = state.failed.load();
+      if (state.error_pc != 0) f.line = source_line(state.error_pc);
+      counters.findings.insert(counters.findings.begin(), f);
+    }
+    Status status;
+    if (!counters.findings.empty()) {
+      std::string text = state.kernel + ": " + counters.findings.front().text;
+      if (counters.findings.size() > 1) {
+        text += " (and " + std::to_string(counters.findings.size() - 1) + " more findings)";
+      }
+      status = Status::error(text);
+    }
+    set_last_launch(std::move(counters));
+    return status;
   } catch (const std::exception& e) {
     return Status::error(e.what());
   }

@@ -17,7 +17,12 @@
 
 namespace ladder::emu {
 
-struct Observer;  // counters and checks of one worker; see observer.hpp
+struct Observer;     // counters and checks of one worker; see observer.hpp
+struct Observation;  // and what all workers of a launch share
+enum class Check;
+
+/// Where the executable lies: program counters are kept as distances from here.
+extern std::uintptr_t program_base;
 
 /// Everything about the launch that its workers share.
 struct LaunchState {
@@ -30,6 +35,9 @@ struct LaunchState {
   /// does not depend on the order in which workers took the blocks.
   std::atomic<std::uint64_t> failed{~std::uint64_t{0}};
   std::string error;  ///< of that block; guarded by the pool's mutex
+  Check error_check{};
+  std::uintptr_t error_pc = 0;
+  Observation* observation = nullptr;  ///< set while counting
 };
 
 /// What a thread is doing.
@@ -75,9 +83,12 @@ extern constinit thread_local Current current;
 /// One OS thread that runs blocks, one at a time.
 struct Worker {
   Worker();
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
   void run_blocks(LaunchState& launch);
   void run_block(std::uint64_t index);
-  bool run_warp(unsigned warp);  ///< runs until every lane of it waits or is done; false after an error
+  void run_warp(unsigned warp);  ///< runs until every lane of it waits or is done
   void resume(Lane& lane);
   void to_hub();                 ///< from a lane: suspends it
   [[noreturn]] void abandon();   ///< from a lane: suspends it for ever
@@ -87,11 +98,12 @@ struct Worker {
   bool complete_collectives(unsigned warp);
   bool try_collective(unsigned first_lane, const Request& r);
   void perform(unsigned first_lane, unsigned members, const Request& r);
-  void report(const Lane* lane, const std::string& what);
+  void report(const Lane* lane, const std::string& what, Check check, std::uintptr_t pc = 0);
   std::string deadlock_text() const;
-  std::string lane_mask_text(unsigned warp) const;
   void poison_shared();
   unsigned lanes_in_warp(unsigned warp) const;
+  uint3 block_at(std::uint64_t index) const;
+  uint3 thread_at(unsigned linear) const;
 
   std::vector<Lane> lanes;
   boost::context::fiber hub;
@@ -103,6 +115,8 @@ struct Worker {
   unsigned threads = 0;
   bool failed = false;  ///< the block, while it runs
   std::string error;
+  Check error_check{};
+  std::uintptr_t error_pc = 0;
   std::vector<std::pair<std::uintptr_t, std::size_t>> static_shared;  ///< ranges of __shared__ variables
   char* dynamic_shared = nullptr;
   std::unique_ptr<Observer> observer;

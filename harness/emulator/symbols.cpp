@@ -190,11 +190,6 @@ std::string tidy_path(const std::string& path) {
   return relative.empty() || relative.native().starts_with("..") ? normal.string() : relative.string();
 }
 
-bool of_the_emulator(const std::string& file) {
-  return file.find("harness/emulator/") != std::string::npos &&
-         file.find("harness/emulator/test_") == std::string::npos;
-}
-
 /// One block of addr2line's output: an address line, then pairs of function and file:line, innermost first.
 SourceLine choose(const std::vector<std::string>& lines) {
   SourceLine best;
@@ -210,7 +205,7 @@ SourceLine choose(const std::vector<std::string>& lines) {
     s.function = shorten(lines[i]);
     if (s.line == 0 || s.file.starts_with("?")) continue;
     best = s;
-    if (!of_the_emulator(s.file)) break;
+    if (!of_the_emulator(s.file) && !s.file.starts_with("/usr/")) break;
   }
   if (best.line != 0) best.file = tidy_path(best.file);
   return best;
@@ -263,6 +258,21 @@ std::string kernel_name(const void* address) {
   const std::string_view mangled = mangled_name(address);
   if (mangled.empty()) return "kernel";
   return shorten(demangle(std::string(mangled)));
+}
+
+std::size_t static_shared_bytes(const void* kernel) {
+  const std::string_view mangled = mangled_name(kernel);
+  std::size_t bytes = 0;
+  for (const SharedVariable& v : program().shared) {
+    if (v.function == mangled) bytes += v.bytes;
+  }
+  return bytes;
+}
+
+bool of_the_emulator(const std::string& file) {
+  if (file.find("harness/device/device_emulator.hpp") != std::string::npos) return true;
+  return file.find("harness/emulator/") != std::string::npos &&
+         file.find("harness/emulator/test_") == std::string::npos;
 }
 
 bool operator==(const SourceLine& a, const SourceLine& b) { return a.line == b.line && a.file == b.file; }

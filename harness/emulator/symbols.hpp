@@ -39,8 +39,10 @@ std::string_view mangled_name(const void* address);
 /// "reduce<256>" for `void reduce<256>(float const*, float*)`: no return type, no parameters.
 std::string kernel_name(const void* address);
 std::string shorten(const std::string& demangled);
+/// Bytes of the __shared__ variables that the kernel itself declares; those of functions it calls are not among them.
+std::size_t static_shared_bytes(const void* kernel);
 
-/// A place in the source: the innermost one that is not inside the emulator's own headers.
+/// A place in the source: the innermost one that is neither in the emulator's headers nor in a system header.
 struct SourceLine {
   std::string file;  ///< relative to the working directory where it lies below it
   int line = 0;      ///< 0: unknown
@@ -48,6 +50,8 @@ struct SourceLine {
 };
 bool operator==(const SourceLine& a, const SourceLine& b);
 std::string to_string(const SourceLine& s);
+/// Whether a file is part of what runs kernels on the host, so that its lines say nothing about a kernel.
+bool of_the_emulator(const std::string& file);
 
 /// Lines of return addresses (the call, not the instruction after it), answered from a cache where possible.
 std::vector<SourceLine> source_lines(const std::vector<std::uintptr_t>& return_addresses);

@@ -14,7 +14,9 @@
 // whatever the order, so it is scaled by at most id factors (1 + e), |e| <= u. To first order that is the
 // bound; that the terms of higher order are not needed, for any order of summation, is Jeannerod and Rump,
 // "Improved error bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal. Appl. 34
-// (2013). The zeros that pad a row's end to whole vectors add nothing and round nothing.
+// (2013). Its induction carries over to the fused multiply-add: adding a product p to a float is still off by
+// at most min(u * |sum|, |p|), because the float itself is a candidate for the result. The zeros that pad a
+// row's end to whole vectors add nothing and round nothing.
 #pragma once
 
 #include "harness/device/shape.hpp"

@@ -257,7 +257,8 @@ TEST_CASE("gemv_vec: a token's bits do not depend on nt, its place, the threads 
   ThreadPool many(3);
   for (const Isa isa : ladder::cpu::supported_isas()) {
     const Forced forced(isa);
-    for (const Shape shape : {Shape{8, 9, 896}, Shape{8, 7, 1037}, Shape{7, 5, 4864}, Shape{19, 130, 1543}}) {
+    for (const Shape shape : {Shape{8, 9, 896}, Shape{8, 7, 1037}, Shape{7, 5, 4864}, Shape{19, 130, 1543},
+                              Shape{66, 70, 1100}}) {
       CAPTURE(ladder::cpu::name(isa));
       CAPTURE(shape.nt);
       CAPTURE(shape.id);

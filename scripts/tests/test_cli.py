@@ -146,7 +146,7 @@ class Listing(ProjectCase):
     def test_with_a_build_everything_is_known(self):
         self.build()
         done = self.ladder("list")
-        for words in ("fake_slow", "emulator cpu", "ffn_down 3584x18944", "executors that work here: cpu, emulator"):
+        for words in ("fake_slow", "cpu emulator", "ffn_down 3584x18944", "executors that work here: cpu, emulator"):
             self.assertIn(words, done.stdout)
         self.assertNotIn("not built", done.stdout)
         lines = [json.loads(line) for line in self.ladder("list", "--json").stdout.splitlines()]

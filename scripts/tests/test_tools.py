@@ -35,7 +35,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(self.cpp(name="a", result="FAIL", stdout=text, returncode=-11).failed, 1)
 
     def test_a_skip_keeps_its_reason(self):
-        tally = self.cpp(name="gpu", result="SKIP", stdout="no CUDA device\n", returncode=77)
+        tally = self.cpp(name="matmul-ladder:gpu", result="SKIP", stdout="skipped: no CUDA device\n", returncode=77)
         self.assertEqual((tally.passed, tally.skipped), (0, ["gpu: no CUDA device"]))
 
     def test_unittest_output_is_counted(self):

@@ -185,4 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (head, less) has gone: nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # a full disk, a folder without permission: nothing that a traceback would explain
+        print(f"ladder: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     return status

@@ -336,9 +336,9 @@ def roofline(choice: Choice) -> Figure:
         handles.values(), handles.keys(), loc="upper left", fontsize=8.5, bbox_to_anchor=(1 - 2.5 / width, 0.92)
     )
     figure.suptitle(f"Roofline: {_device_title(choice.device)}, {choice.layer}", x=0.9 / width, ha="left")
-    notes = [
-        "Numbers below points are nt, the token rows. Solid roofs are measured, dashed are published by the vendor."
-    ]
+    notes = ["Numbers below points are nt, the token rows. Solid roofs are measured."]
+    if any(peak.source == "spec" for peak in roofs.peaks):
+        notes = [notes[0][:-1] + ", dashed ones published by the vendor."]
     _caption(figure, choice, notes + _invalid_notes(choice))
     return figure
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -310,7 +311,12 @@ def one_per_point(lines: Iterable[Line]) -> list[Line]:
 
 
 def git_revision(root: Path = ROOT) -> str | None:
-    """Short commit id, "-dirty" if code differs from it (records themselves do not count); None outside git."""
+    """Short commit id, "-dirty" if code differs from it (records themselves do not count); None outside git.
+
+    LADDER_REVISION says it for a copy of the tree that carries no history.
+    """
+    if os.environ.get("LADDER_REVISION"):
+        return os.environ["LADDER_REVISION"]
     status, commit, _ = capture(["git", "rev-parse", "--short=12", "HEAD"], cwd=root)
     if status:
         return None

@@ -25,6 +25,7 @@ from .common import ROOT, UserError, capture, is_root, is_terminal, read_text, s
 VENV = ROOT / ".venv"
 REQUIREMENTS = ROOT / "scripts" / "requirements.txt"
 VENV_STAMP = VENV / "ladder-stamp"
+SUBPROJECTS = ROOT / "harness" / "subprojects"  # Meson's wraps
 BOOST_WHEEL = "cmeel-boost==1.90.0"
 NO_APT = "LADDER_NO_APT"  # set to 1: never run apt-get, even as root
 
@@ -51,7 +52,7 @@ def venv_is_current() -> bool:
     except OSError:
         return False
     # Under the environment's own Python the version is the one that it was made with.
-    return written == _stamp() and venv_python().exists()
+    return written == _stamp() and os.access(venv_python(), os.X_OK)
 
 
 def ensure_venv() -> None:
@@ -175,7 +176,7 @@ def has_doctest() -> bool:
 
 def doctest_wrap_ready() -> bool:
     """Has Meson fetched doctest before (so that no network is needed)?"""
-    return any((ROOT / "subprojects").glob("doctest-*/doctest")) if (ROOT / "subprojects").is_dir() else False
+    return any(SUBPROJECTS.glob("doctest-*/doctest"))
 
 
 def wheel_boost_prefix() -> Path | None:
@@ -273,7 +274,7 @@ def ensure_libraries(need_tests: bool) -> Libraries:
             raise UserError(f"{BOOST_WHEEL} brought no libboost_context.so; install libboost-context-dev")
     tests = need_tests or has_doctest() or doctest_wrap_ready()
     if need_tests and not has_doctest() and not doctest_wrap_ready():
-        say("no doctest on this system: Meson will download it (subprojects/doctest.wrap)")
+        say("no doctest on this system: Meson will download it (harness/subprojects/doctest.wrap)")
     return Libraries(prefix, tests)
 
 

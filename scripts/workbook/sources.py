@@ -12,6 +12,7 @@ from .common import ROOT, UserError, read_text, shown
 
 SOURCE_FOLDERS = ("chapters", "kernels", "harness", "scripts/workbook")
 SOURCE_SUFFIXES = {".cu", ".cuh", ".cpp", ".hpp", ".h", ".c", ".py", ".build"}
+_FOREIGN = {"__pycache__", "subprojects"}
 _MARK = re.compile(r"^\s*(?://|#)\s*ANCHOR(?P<end>_END)?:\s*(?P<name>\S+)\s*$")
 
 
@@ -68,7 +69,7 @@ def find_anchor(path: Path, name: str) -> Anchor:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
-        if path.suffix in SOURCE_SUFFIXES and path.is_file() and "__pycache__" not in path.parts:
+        if path.suffix in SOURCE_SUFFIXES and path.is_file() and not _FOREIGN & set(path.parts):
             yield path
 
 

@@ -76,12 +76,12 @@ def cpp_tests(tally: Tally) -> None:
 
 def add_cpp_result(tally: Tally, test: dict[str, object]) -> None:
     """Count one entry of Meson's test log."""
-    name = str(test.get("name", "?")).split(" / ")[-1]
+    name = re.split(r" / |:", str(test.get("name", "?")))[-1]  # without the project's name
     text = str(test.get("stdout", ""))
     result = str(test.get("result", "")).upper()
     counts = doctest_counts(text)
     if result == "SKIP" or test.get("returncode") == MESON_SKIP:
-        said = [line.strip() for line in text.splitlines() if line.strip()]
+        said = [line.strip().removeprefix("skipped: ") for line in text.splitlines() if line.strip()]
         tally.skipped.append(f"{name}: {said[-1] if said else 'it says that it does not apply here'}")
         return
     if counts:
@@ -114,7 +114,8 @@ def python_tests(tally: Tally) -> None:
     )
     add_python_result(tally, done.stderr, done.returncode)
     if done.returncode:
-        sys.stderr.write(done.stderr)
+        _, rule, details = done.stderr.partition("=" * 70)
+        sys.stderr.write(rule + details if rule else done.stderr)
 
 
 def add_python_result(tally: Tally, text: str, status: int) -> None:

@@ -180,11 +180,13 @@ class Weaver:
             for each in item if isinstance(item, list | tuple) else []:
                 if not any(_value(line.record, name) == each for line in found):
                     raise Failure(f"no record with {name}={each!r} among those with {asked}")
-        rows = [line.record for line in self.fresh(sorted(found, key=lambda line: _order(line.record, wanted)))]
+        rows = [
+            line.record for line in self.fresh(sorted(found, key=lambda line: _order(line.record, wanted, columns)))
+        ]
         text = _pivot(rows, pivot, value) if pivot else _flat(rows, columns)
         self.emit(text)
         if note:
-            self.emit("\n" + _caption(rows))
+            self.emit("\n" + _caption(rows, marked="†" in text))
 
     def ladder_table(
         self, layer: str = "7b.ffn_down", nt: int = 1, mode: str = "cold", devices: Sequence[str] | None = None
@@ -321,15 +323,15 @@ def _fields(record: Record) -> SimpleNamespace:
     return spread(flat)
 
 
-def _order(record: Record, wanted: dict[str, Any]) -> tuple[Any, ...]:
-    """Rungs in the order of the ladder, or of the condition; then layer, nt and mode; then parameters."""
+def _order(record: Record, wanted: dict[str, Any], columns: Sequence[str] | None) -> tuple[Any, ...]:
+    """Rungs in the order of the ladder, or of the condition; then layer, nt and mode; then parameters, as shown."""
     ladder = [rung.rung for rung in listing.rungs_from_sources()]
     asked = wanted.get("rung")
     order = list(asked) if isinstance(asked, list | tuple) else ladder
     rung = record["rung"]
     layers = wanted.get("layer")
     layer = layers.index(record.get("layer")) if isinstance(layers, list | tuple) else 0
-    shape = record.get("shape", {})
+    shape, params = record.get("shape", {}), record.get("params", {})
     return (
         order.index(rung) if rung in order else len(order),
         rung,
@@ -339,16 +341,23 @@ def _order(record: Record, wanted: dict[str, Any]) -> tuple[Any, ...]:
         shape.get("nt", 0),
         record.get("mode", ""),
         record["executor"],
-        sorted((k, (isinstance(v, str), v)) for k, v in record.get("params", {}).items()),
+        *(_param_order(params.get(name)) for name in columns or sorted(params)),
     )
+
+
+def _param_order(value: Any) -> tuple[int, Any]:
+    """Numbers, then words, then nothing; flags are outcomes and order nothing."""
+    if value is None or isinstance(value, bool):
+        return (2, 0)
+    return (1, value) if isinstance(value, str) else (0, value)
 
 
 def _time(record: Record) -> str:
     median = record["time_ns"]["median"]
     for limit, scale, unit in ((1e3, 1, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms")):
         if median < limit:
-            return f"{median / scale:.3g} {unit}" if median / scale < 100 else f"{median / scale:.0f} {unit}"
-    return f"{median / 1e9:.3g} s"
+            return f"{median / scale:#.3g} {unit}" if median / scale < 99.95 else f"{median / scale:.0f} {unit}"
+    return f"{median / 1e9:#.3g} s"
 
 
 def _number(value: float) -> str:
@@ -413,7 +422,8 @@ def _flat(rows: Sequence[Record], columns: Sequence[str] | None) -> str:
                 f'table: no record here has "{column}" (columns: {", ".join(COLUMNS)}, or a parameter or counter)'
             )
     header = [COLUMNS[column][0] if column in COLUMNS else column for column in columns]
-    right = [i for i, column in enumerate(columns) if column not in _WORDS]
+    words = {c for c in columns if c in _WORDS or any(isinstance(_value(row, c), str) for row in rows)}
+    right = [i for i, column in enumerate(columns) if column not in words]
     return markdown_table(header, [[_cell(row, column) for column in columns] for row in rows], right)
 
 
@@ -448,7 +458,7 @@ def _pivot(rows: Sequence[Record], pivot: str, value: str) -> str:
     return f"{table}\n\n<sub>In the cells: {title}.</sub>"
 
 
-def _caption(rows: Sequence[Record]) -> str:
+def _caption(rows: Sequence[Record], marked: bool) -> str:
     """What all rows share, when they were measured, and why marked points are not valid."""
     shared = []
     for name in ("device", "executor", "layer", "nt", "mode", "type"):
@@ -458,7 +468,7 @@ def _caption(rows: Sequence[Record]) -> str:
     days = sorted({row["date"][:10] for row in rows})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     reasons = sorted({row["why_not"] for row in rows if row.get("valid") is False})
-    marks = f" † not valid: {'; '.join(reasons)}." if reasons else ""
+    marks = f" † not valid: {'; '.join(reasons)}." if marked and reasons else ""
     return f"<sub>{', '.join(shared)}{'; ' if shared else ''}measured {when}.{marks}</sub>"
 
 

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes the committed GPU records of chapters 00 to 02: checks first, then times, then compares with cuBLAS.
+# Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about six minutes on an H200)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+runs=${1:?usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]}
+shift
+options=("$@" --on gpu --runs "$runs")
+
+for test in build/chapters/*/test_*_cuda; do "$test"; done
+
+layers() { printf "%s.attn_q,%s.attn_k,%s.attn_v,%s.attn_output,%s.ffn_gate,%s.ffn_up,%s.ffn_down" "$1" "$1" "$1" "$1" "$1" "$1" "$1"; }
+all_layers="$(layers 0.5b),$(layers 7b)"
+heads=0.5b.output,7b.output
+
+scripts/ladder record 00 "${options[@]}"
+for chapter in gemv_scalar_grid2d,gemv_scalar,gemv_scalar_inner gemv_vec_chunk,gemv_vec_lane,gemv_vec; do
+  # A prompt's logits are wanted for its last token only, so the output head stays at few tokens.
+  scripts/ladder record ${chapter//,/ } "${options[@]}" --layer "$all_layers" --nt 1,2,4,8,16,64,512 --time-limit-ms 100
+  scripts/ladder record ${chapter//,/ } "${options[@]}" --layer "$heads" --nt 1,2,4,8,16 --time-limit-ms 100
+done
+scripts/ladder record gemv_vec_w1 gemv_vec_w2 gemv_vec_w4 gemv_vec_w8 "${options[@]}" --nt 1,8 --time-limit-ms 100 \
+  --layer 0.5b.attn_q,0.5b.ffn_gate,0.5b.ffn_down,0.5b.output,7b.attn_q,7b.ffn_gate,7b.ffn_down,7b.output
+scripts/ladder record gemv_vec_lane gemv_vec "${options[@]}" --nt 1 --mode hot --layer 0.5b.attn_q,0.5b.ffn_down,7b.ffn_down
