@@ -2,6 +2,8 @@
 // when it is queued, so a fault of a kernel is the launch's own error and synchronising is nothing.
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +16,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include "harness/device/device_info.hpp"
 #include "harness/device/status.hpp"
@@ -49,7 +49,8 @@ inline DeviceInfo device_info() {
   d.shared_per_block = m.shared_per_block;
   d.shared_per_block_optin = m.shared_per_block_optin;
   d.shared_per_sm = m.shared_per_sm;
-  d.total_bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  d.total_bytes =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return d;
 }
 
@@ -58,7 +59,8 @@ inline int multiprocessor_count() { return emu::device_model().sms; }
 
 /// Free memory of the host right now, in bytes.
 inline std::size_t device_free_bytes() {
-  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
+         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
 /// An ordered queue of device work. Movable, not copyable.
@@ -86,7 +88,7 @@ struct StreamRecorder {
 /// `n` elements of device memory. The name appears in the emulator's reports.
 template <class T>
 class Buffer {
-  static_assert(std::is_trivially_copyable_v<T>);
+  static_assert(emu::kCopiesAsBytes<T>);
 
  public:
   Buffer() = default;
@@ -206,8 +208,9 @@ Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid
   static_assert(sizeof...(Params) == sizeof...(Args), "launch: wrong number of kernel arguments");
   using Call = detail::KernelCall<Params...>;
   if (options.cooperative) {
-    return Status::error("a cooperative launch needs a GPU: the emulator runs blocks one after the other, and a "
-                         "grid-wide barrier would never be reached by all of them");
+    return Status::error(
+        "a cooperative launch needs a GPU: the emulator runs blocks one after the other, and a "
+        "grid-wide barrier would never be reached by all of them");
   }
   auto run = [kernel, grid, block, shared_bytes,
               arguments = typename Call::Arguments(static_cast<Params>(std::forward<Args>(args))...)] {

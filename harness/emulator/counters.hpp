@@ -87,7 +87,7 @@ struct Counts {
   ControlCounts control;
   std::uint64_t barriers = 0;     ///< __syncthreads and its like, once for each block
   std::uint64_t collectives = 0;  ///< shuffles, votes, reductions, __syncwarp: once for each group of lanes
-  std::array<std::uint64_t, kInstructions> instructions{};  ///< by Instruction, once for each lane
+  std::array<std::uint64_t, kInstructions> instructions{};  ///< by Instruction
 
   const GlobalCounts& loads() const { return global[0]; }
   const GlobalCounts& stores() const { return global[1]; }
@@ -133,17 +133,18 @@ const char* to_string(Check c);
 /// Something that a correct kernel does not do. The same fault at the same lines is one finding.
 struct Finding {
   Check check{};
-  std::string text;          ///< one line: block, thread(s), what happened, the source line(s)
+  std::string text;  ///< one line: block, thread(s), what happened, the source line(s)
   std::uint64_t times = 0;
-  std::uint64_t block = 0;   ///< linear index of the block that `text` is about
-  SourceLine line, other;    ///< the access, and the one it conflicts with (line 0 if there is none)
+  std::uint64_t block = 0;  ///< linear index of the block that `text` is about
+  SourceLine line, other;   ///< the access, and the one it conflicts with (line 0 if there is none)
 };
 
 struct Occupancy {
   unsigned blocks_per_sm = 0, warps_per_sm = 0, max_warps_per_sm = 0;
   const char* limited_by = "";  ///< "threads", "shared memory", "registers" or "block slots"
   double fraction() const {
-    return max_warps_per_sm == 0 ? 0.0 : static_cast<double>(warps_per_sm) / static_cast<double>(max_warps_per_sm);
+    return max_warps_per_sm == 0 ? 0.0
+                                 : static_cast<double>(warps_per_sm) / static_cast<double>(max_warps_per_sm);
   }
 };
 /// Blocks that fit on an SM of the device model. @param registers_per_thread 0: not known, so no limit
@@ -154,11 +155,12 @@ struct CapturedRequest {
   SourceLine line;
   bool shared = false;
   Access access{};
-  unsigned bytes = 0;       ///< of one lane's access
+  unsigned bytes = 0;  ///< of one lane's access
   std::uint64_t block = 0;
   unsigned warp = 0;
-  std::string buffer;                     ///< name, for global memory
-  std::array<std::int64_t, 32> offset{};  ///< from the start of the buffer or of shared memory; -1: lane not active
+  std::string buffer;  ///< name, for global memory
+  std::array<std::int64_t, 32>
+      offset{};  ///< from the start of the buffer or of shared memory; -1: lane not active
 };
 
 struct Counters {
@@ -170,7 +172,7 @@ struct Counters {
   Counts total;
   std::vector<LineCounts> lines;  ///< by file and line
   std::vector<BufferCounts> buffers;
-  std::vector<Finding> findings;  ///< by block
+  std::vector<Finding> findings;          ///< by block
   std::vector<CapturedRequest> captured;  ///< the first request of every line that accesses memory
 
   std::uint64_t unique_sectors_read() const;
@@ -182,7 +184,8 @@ struct Counters {
   GlobalCounts of_buffer(const std::string& name, Access access) const;
 };
 
-/// Turns counting and checking on, or off, while it lives; then what was before. For the whole process.
+/// Turns counting and checking on, or off, while it lives; then what was before. For the whole process. Without one,
+/// LADDER_EMULATOR_CHECK=1 turns them on: how a program's tests are run under the checks.
 class counting {
  public:
   explicit counting(bool on = true);

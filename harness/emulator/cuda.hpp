@@ -3,7 +3,7 @@
 // A translation unit that includes this is compiled as C++20 with
 //
 //   g++      -O1 -g -fsanitize=thread -fsanitize-coverage=trace-pc -fno-tree-sra -fno-thread-jumps
-//            -ffp-contract=off -Wno-unknown-pragmas
+//            -fno-reorder-blocks -ffp-contract=off -Wno-unknown-pragmas
 //   clang++  -O1 -g -fsanitize=thread -fsanitize-coverage=trace-pc,no-prune -mllvm -disable-vector-combine
 //            -mllvm -tsan-instrument-read-before-write=1 -ffp-contract=off -Wno-unknown-pragmas
 //
@@ -18,9 +18,11 @@
 //   -fno-tree-sra         keeps a structure whole: `float4 v = *p` is one access of 16 bytes, not four of 4. For
 //                         clang the vector types copy themselves as one 16-byte value, and vector-combine,
 //                         which would split that again, is off.
-//   -fno-thread-jumps     would copy a barrier or a load into two arms of a branch: two instructions where a
-//                         GPU has one.
+//   -fno-thread-jumps     jump threading and block reordering would copy a barrier, a load or a store into both
+//   -fno-reorder-blocks   arms of a branch, two instructions where a GPU has one, and put code out of its order.
 //   read-before-write     clang drops the read of `a[i] += x` unless told not to.
+//   memcpy                clang before 15 calls plain memcpy for the copy of a structure that is no vector type: such
+//                         a copy is executed but not seen. Every other access is.
 //   -ffp-contract=off     results do not depend on the host's FMA.
 //
 // Copies that live in registers or on the stack of a kernel thread are not memory traffic: the compiler leaves
@@ -40,9 +42,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "harness/emulator/vector_types.hpp"
-
 #include "harness/emulator/half.hpp"
+#include "harness/emulator/vector_types.hpp"
 
 #define __global__
 #define __device__
@@ -55,8 +56,17 @@
 #define __align__(n) __attribute__((aligned(n)))
 // __noinline__ is left out: as a macro it breaks the standard library, which spells an attribute that way. Both
 // compilers know [[gnu::noinline]].
-// One block runs on one OS thread at a time, so a thread's storage is a block's.
-#define __shared__ static thread_local
+//
+// One block runs on one OS thread at a time, so a thread's storage is a block's. `used`: the emulator writes to it
+// too, so the compiler must not conclude from the kernel alone which values it can have.
+#define __shared__ static thread_local __attribute__((used))
+
+// clang would merge the barriers of two arms of a branch into one behind it, and so hide a mistake.
+#if defined(__clang__)
+#define LADDER_EMU_MEETING __attribute__((nomerge, convergent))
+#else
+#define LADDER_EMU_MEETING
+#endif
 
 namespace ladder::emu {
 
@@ -72,47 +82,45 @@ enum class BarrierOp : int { plain, count, conjunction, disjunction };
 [[gnu::const]] dim3 grid_dim() noexcept;
 [[gnu::const]] void* dynamic_shared_bytes() noexcept;
 
-int barrier(BarrierOp op, int predicate);
-void warp_barrier(unsigned mask);
-std::uint64_t warp_shuffle(Shuffle op, unsigned mask, std::uint64_t value, int argument, int width);
-unsigned warp_vote(Vote op, unsigned mask, int predicate);
-unsigned warp_match_any(unsigned mask, std::uint64_t value);
-unsigned warp_match_all(unsigned mask, std::uint64_t value, int* predicate);
-unsigned warp_reduce(Reduce op, bool is_signed, unsigned mask, unsigned value);
-unsigned active_mask();
+LADDER_EMU_MEETING int barrier(BarrierOp op, int predicate);
+LADDER_EMU_MEETING void warp_barrier(unsigned mask);
+LADDER_EMU_MEETING std::uint64_t warp_shuffle(Shuffle op, unsigned mask, std::uint64_t value, int argument,
+                                              int width);
+LADDER_EMU_MEETING unsigned warp_vote(Vote op, unsigned mask, int predicate);
+LADDER_EMU_MEETING unsigned warp_match_any(unsigned mask, std::uint64_t value);
+LADDER_EMU_MEETING unsigned warp_match_all(unsigned mask, std::uint64_t value, int* predicate);
+LADDER_EMU_MEETING unsigned warp_reduce(Reduce op, bool is_signed, unsigned mask, unsigned value);
+LADDER_EMU_MEETING unsigned active_mask();
 void fence(int scope);
 [[noreturn]] void trap();
 [[noreturn]] void fail(const char* message);
 
-/// Instructions that the workbook speaks of by name. Device functions report themselves; see `count`.
+/// Instructions that the workbook speaks of by name: once for each thread, those of a whole warp once for the warp.
+/// Device functions report themselves (`count`). `a * b + c` is no such function: only __fmaf_rn counts as an FMA.
 enum class Instruction : int { fma_f32, fma_f16x2, dp4a, mma_f16, mma_s8, cp_async, special };
 inline constexpr int kInstructions = 7;
 /// Counts `n` such instructions of the calling thread, when counting is on, at the line of the call.
 void count(Instruction which, int n = 1);
 
+/// A tensor-core or other warp-wide instruction with operands in all lanes: gives every lane of the warp the operands of
+/// all 32, `bytes` each, in `all`. One meeting of the lanes, counted as one `which`.
+LADDER_EMU_MEETING void warp_gather(const void* mine, void* all, std::size_t bytes, Instruction which);
+
 template <class T>
-concept WarpValue = std::is_trivially_copyable_v<T> && (sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
+concept WarpValue = kCopiesAsBytes<T> &&(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
 
 template <WarpValue T>
-__forceinline__ std::uint64_t to_bits(T v) {
-  if constexpr (sizeof(T) == 8) {
-    return std::bit_cast<std::uint64_t>(v);
-  } else if constexpr (sizeof(T) == 4) {
-    return std::bit_cast<std::uint32_t>(v);
-  } else {
-    return std::bit_cast<std::uint16_t>(v);
-  }
+__forceinline__ std::uint64_t to_bits(const T& v) {
+  std::uint64_t bits = 0;
+  __builtin_memcpy(&bits, &v, sizeof v);
+  return bits;
 }
 
 template <WarpValue T>
 __forceinline__ T from_bits(std::uint64_t bits) {
-  if constexpr (sizeof(T) == 8) {
-    return std::bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    return std::bit_cast<T>(static_cast<std::uint32_t>(bits));
-  } else {
-    return std::bit_cast<T>(static_cast<std::uint16_t>(bits));
-  }
+  T v;
+  __builtin_memcpy(static_cast<void*>(&v), &bits, sizeof v);
+  return v;
 }
 
 }  // namespace ladder::emu
@@ -147,8 +155,8 @@ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion() {}
 // Warp collectives.
 template <ladder::emu::WarpValue T>
 __forceinline__ T __shfl_sync(unsigned mask, T v, int source, int width = 32) {
-  return ladder::emu::from_bits<T>(ladder::emu::warp_shuffle(ladder::emu::Shuffle::index, mask,
-                                                             ladder::emu::to_bits(v), source, width));
+  return ladder::emu::from_bits<T>(
+      ladder::emu::warp_shuffle(ladder::emu::Shuffle::index, mask, ladder::emu::to_bits(v), source, width));
 }
 template <ladder::emu::WarpValue T>
 __forceinline__ T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
@@ -183,13 +191,13 @@ template <ladder::emu::WarpValue T>
 __forceinline__ unsigned __match_all_sync(unsigned mask, T v, int* predicate) {
   return ladder::emu::warp_match_all(mask, ladder::emu::to_bits(v), predicate);
 }
-#define LADDER_EMU_REDUCE(name, op)                                                                      \
-  __forceinline__ unsigned name(unsigned mask, unsigned v) {                                             \
-    return ladder::emu::warp_reduce(ladder::emu::Reduce::op, false, mask, v);                            \
-  }                                                                                                      \
-  __forceinline__ int name(unsigned mask, int v) {                                                       \
-    return static_cast<int>(                                                                             \
-        ladder::emu::warp_reduce(ladder::emu::Reduce::op, true, mask, static_cast<unsigned>(v)));        \
+#define LADDER_EMU_REDUCE(name, op)                                                               \
+  __forceinline__ unsigned name(unsigned mask, unsigned v) {                                      \
+    return ladder::emu::warp_reduce(ladder::emu::Reduce::op, false, mask, v);                     \
+  }                                                                                               \
+  __forceinline__ int name(unsigned mask, int v) {                                                \
+    return static_cast<int>(                                                                      \
+        ladder::emu::warp_reduce(ladder::emu::Reduce::op, true, mask, static_cast<unsigned>(v))); \
   }
 LADDER_EMU_REDUCE(__reduce_add_sync, add)
 LADDER_EMU_REDUCE(__reduce_min_sync, min)
@@ -242,15 +250,15 @@ unsigned atomicXor(unsigned* p, unsigned v);
 unsigned long long atomicXor(unsigned long long* p, unsigned long long v);
 
 // Loads and stores with a cache hint. The hint has no meaning here; the access counts as an ordinary one.
-#define LADDER_EMU_LOAD(name)                \
-  template <class T>                         \
-  __forceinline__ T name(const T* p) {       \
-    return *p;                               \
+#define LADDER_EMU_LOAD(name)          \
+  template <class T>                   \
+  __forceinline__ T name(const T* p) { \
+    return *p;                         \
   }
-#define LADDER_EMU_STORE(name)               \
-  template <class T>                         \
-  __forceinline__ void name(T* p, T v) {     \
-    *p = v;                                  \
+#define LADDER_EMU_STORE(name)           \
+  template <class T>                     \
+  __forceinline__ void name(T* p, T v) { \
+    *p = v;                              \
   }
 LADDER_EMU_LOAD(__ldg)
 LADDER_EMU_LOAD(__ldca)
@@ -371,8 +379,8 @@ inline void __sincosf(float a, float* s, float* c) {
 inline float __saturatef(float a) { return a >= 1.0f ? 1.0f : a > 0.0f ? a : 0.0f; }
 
 // min and max as CUDA overloads them; for floating point a NaN loses against a number.
-#define LADDER_EMU_MINMAX(T)                                 \
-  constexpr T min(T a, T b) { return b < a ? b : a; }        \
+#define LADDER_EMU_MINMAX(T)                          \
+  constexpr T min(T a, T b) { return b < a ? b : a; } \
   constexpr T max(T a, T b) { return a < b ? b : a; }
 LADDER_EMU_MINMAX(int)
 LADDER_EMU_MINMAX(unsigned)
@@ -381,10 +389,10 @@ LADDER_EMU_MINMAX(unsigned long)
 LADDER_EMU_MINMAX(long long)
 LADDER_EMU_MINMAX(unsigned long long)
 #undef LADDER_EMU_MINMAX
-#define LADDER_EMU_MINMAX_MIXED(S, U)                                      \
-  constexpr U min(S a, U b) { return min(static_cast<U>(a), b); }          \
-  constexpr U min(U a, S b) { return min(a, static_cast<U>(b)); }          \
-  constexpr U max(S a, U b) { return max(static_cast<U>(a), b); }          \
+#define LADDER_EMU_MINMAX_MIXED(S, U)                             \
+  constexpr U min(S a, U b) { return min(static_cast<U>(a), b); } \
+  constexpr U min(U a, S b) { return min(a, static_cast<U>(b)); } \
+  constexpr U max(S a, U b) { return max(static_cast<U>(a), b); } \
   constexpr U max(U a, S b) { return max(a, static_cast<U>(b)); }
 LADDER_EMU_MINMAX_MIXED(int, unsigned)
 LADDER_EMU_MINMAX_MIXED(long, unsigned long)

@@ -14,10 +14,10 @@ constexpr std::size_t KiB = 1024, MiB = 1024 * 1024;
 constexpr DeviceModel kModels[] = {
     {"nvidia-h200", "NVIDIA H200", 9, 0, 132, 1024, 2048, 32, 65536, 50 * MiB, 256 * KiB, 48 * KiB, 227 * KiB,
      228 * KiB, KiB},
-    {"nvidia-a100", "NVIDIA A100", 8, 0, 108, 1024, 2048, 32, 65536, 40 * MiB, 192 * KiB, 48 * KiB, 163 * KiB,
-     164 * KiB, KiB},
-    {"nvidia-rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 1024, 1536, 24, 65536, 72 * MiB, 128 * KiB,
-     48 * KiB, 99 * KiB, 100 * KiB, KiB},
+    {"nvidia-a100-sxm4-80gb", "NVIDIA A100-SXM4-80GB", 8, 0, 108, 1024, 2048, 32, 65536, 40 * MiB, 192 * KiB,
+     48 * KiB, 163 * KiB, 164 * KiB, KiB},
+    {"nvidia-geforce-rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 1024, 1536, 24, 65536, 72 * MiB,
+     128 * KiB, 48 * KiB, 99 * KiB, 100 * KiB, KiB},
     {"nvidia-gb10", "NVIDIA GB10", 12, 1, 48, 1024, 1536, 24, 65536, 24 * MiB, 128 * KiB, 48 * KiB, 99 * KiB,
      100 * KiB, KiB},
 };

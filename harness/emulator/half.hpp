@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "harness/emulator/vector_types.hpp"
+
 namespace ladder::emu {
 
 /// f16 bits -> f32: exact for every bit pattern.
@@ -103,7 +105,11 @@ using half = __half;
 
 struct alignas(4) __half2 {
   __half x, y;
+#if defined(__clang__)
+  LADDER_EMU_WHOLE(__half2, 4)
+#else
   __half2() = default;
+#endif
   constexpr __half2(__half a, __half b) : x(a), y(b) {}
 };
 using half2 = __half2;
@@ -125,7 +131,11 @@ using nv_bfloat16 = __nv_bfloat16;
 
 struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
+#if defined(__clang__)
+  LADDER_EMU_WHOLE(__nv_bfloat162, 4)
+#else
   __nv_bfloat162() = default;
+#endif
   constexpr __nv_bfloat162(__nv_bfloat16 a, __nv_bfloat16 b) : x(a), y(b) {}
 };
 using nv_bfloat162 = __nv_bfloat162;
@@ -165,9 +175,7 @@ inline __half2 __low2half2(__half2 v) { return __half2(v.x, v.x); }
 inline __half2 __high2half2(__half2 v) { return __half2(v.y, v.y); }
 inline __half2 __lowhigh2highlow(__half2 v) { return __half2(v.y, v.x); }
 inline __half2 __float22half2_rn(float2 v) { return __half2(__half(v.x), __half(v.y)); }
-inline float2 __half22float2(__half2 v) {
-  return float2{static_cast<float>(v.x), static_cast<float>(v.y)};
-}
+inline float2 __half22float2(__half2 v) { return float2{static_cast<float>(v.x), static_cast<float>(v.y)}; }
 
 // f16 arithmetic. f32 has more than twice f16's bits plus two, so a single operation done in f32 and then
 // rounded to f16 equals one rounding; only the fused operation needs more.
@@ -176,7 +184,8 @@ inline __half __hsub(__half a, __half b) { return __half(static_cast<float>(a) -
 inline __half __hmul(__half a, __half b) { return __half(static_cast<float>(a) * static_cast<float>(b)); }
 inline __half __hdiv(__half a, __half b) { return __half(static_cast<float>(a) / static_cast<float>(b)); }
 inline __half __hfma(__half a, __half b, __half c) {
-  return __half(ladder::emu::fused_to_odd(static_cast<float>(a), static_cast<float>(b), static_cast<float>(c)));
+  return __half(
+      ladder::emu::fused_to_odd(static_cast<float>(a), static_cast<float>(b), static_cast<float>(c)));
 }
 inline __half __hneg(__half a) { return __ushort_as_half(static_cast<unsigned short>(a.bits_ ^ 0x8000u)); }
 inline __half __habs(__half a) { return __ushort_as_half(static_cast<unsigned short>(a.bits_ & 0x7fffu)); }
@@ -188,8 +197,12 @@ inline bool __hlt(__half a, __half b) { return static_cast<float>(a) < static_ca
 inline bool __hle(__half a, __half b) { return static_cast<float>(a) <= static_cast<float>(b); }
 inline bool __hgt(__half a, __half b) { return static_cast<float>(a) > static_cast<float>(b); }
 inline bool __hge(__half a, __half b) { return static_cast<float>(a) >= static_cast<float>(b); }
-inline __half __hmax(__half a, __half b) { return __half(std::fmax(static_cast<float>(a), static_cast<float>(b))); }
-inline __half __hmin(__half a, __half b) { return __half(std::fmin(static_cast<float>(a), static_cast<float>(b))); }
+inline __half __hmax(__half a, __half b) {
+  return __half(std::fmax(static_cast<float>(a), static_cast<float>(b)));
+}
+inline __half __hmin(__half a, __half b) {
+  return __half(std::fmin(static_cast<float>(a), static_cast<float>(b)));
+}
 inline __half hsqrt(__half a) { return __half(std::sqrt(static_cast<float>(a))); }
 inline __half hexp(__half a) { return __half(std::exp(static_cast<double>(static_cast<float>(a)))); }
 inline __half hrcp(__half a) { return __half(1.0f / static_cast<float>(a)); }

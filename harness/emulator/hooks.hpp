@@ -19,13 +19,16 @@ void record_exit();
 void record_block(std::uintptr_t pc);
 
 inline void observe(const volatile void* p, std::size_t bytes, Access kind, const void* pc) {
-  if (!current.recording) [[likely]] return;
+  if (!current.recording) [[likely]]
+    return;
   record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc), true);
 }
 
 inline void observe_copy(const volatile void* p, std::size_t bytes, Access kind, const void* pc) {
-  if (!current.recording) [[likely]] return;
-  record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc), false);
+  if (!current.recording) [[likely]]
+    return;
+  record_access(reinterpret_cast<std::uintptr_t>(p), bytes, kind, reinterpret_cast<std::uintptr_t>(pc),
+                false);
 }
 
 inline void observe_atomic(const volatile void* p, std::size_t bytes, const void* pc) {

@@ -2,7 +2,6 @@
 // instructions that are counted.
 
 #include <atomic>
-#include <bit>
 
 #include "harness/emulator/cuda.hpp"
 #include "harness/emulator/hooks.hpp"
@@ -24,9 +23,10 @@ T update(T* p, F change, const void* caller) {
 
 }  // namespace
 
-#define LADDER_EMU_ATOMIC(name, T, expression)                                                   \
-  T name(T* p, T v) {                                                                            \
-    return update(p, [v](T old) { return static_cast<T>(expression); }, __builtin_return_address(0)); \
+#define LADDER_EMU_ATOMIC(name, T, expression)                                              \
+  T name(T* p, T v) {                                                                       \
+    return update(                                                                          \
+        p, [v](T old) { return static_cast<T>(expression); }, __builtin_return_address(0)); \
   }
 
 // Signed addition wraps around on the GPU; unsigned arithmetic says so in C++.
@@ -69,9 +69,10 @@ LADDER_EMU_ATOMIC(atomicXor, int, old ^ v)
 LADDER_EMU_ATOMIC(atomicXor, unsigned, old ^ v)
 LADDER_EMU_ATOMIC(atomicXor, unsigned long long, old ^ v)
 
-#define LADDER_EMU_CAS(T)                                                                            \
-  T atomicCAS(T* p, T expected, T v) {                                                               \
-    return update(p, [=](T old) { return old == expected ? v : old; }, __builtin_return_address(0)); \
+#define LADDER_EMU_CAS(T)                                                                  \
+  T atomicCAS(T* p, T expected, T v) {                                                     \
+    return update(                                                                         \
+        p, [=](T old) { return old == expected ? v : old; }, __builtin_return_address(0)); \
   }
 LADDER_EMU_CAS(int)
 LADDER_EMU_CAS(unsigned)
@@ -86,6 +87,11 @@ unsigned dot4(unsigned a, unsigned b, unsigned c) {
     c += static_cast<unsigned>(x * y);
   }
   return c;
+}
+
+template <class T>
+unsigned bits_of(const T& v) {
+  return static_cast<unsigned>(ladder::emu::to_bits(v));
 }
 
 /// Applies `f` to each of the four bytes.
@@ -113,12 +119,11 @@ unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 }
 int __dp4a(char4 a, char4 b, int c) {
   LADDER_EMU_COUNT_DP4A;
-  return static_cast<int>(
-      dot4<std::int8_t>(std::bit_cast<unsigned>(a), std::bit_cast<unsigned>(b), static_cast<unsigned>(c)));
+  return static_cast<int>(dot4<std::int8_t>(bits_of(a), bits_of(b), static_cast<unsigned>(c)));
 }
 unsigned __dp4a(uchar4 a, uchar4 b, unsigned c) {
   LADDER_EMU_COUNT_DP4A;
-  return dot4<std::uint8_t>(std::bit_cast<unsigned>(a), std::bit_cast<unsigned>(b), c);
+  return dot4<std::uint8_t>(bits_of(a), bits_of(b), c);
 }
 
 unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {

@@ -29,7 +29,8 @@ std::uintptr_t program_base = 0;
 
 namespace {
 
-constexpr unsigned kMaxWorkers = 24;  // 1024 stacks and as many guards each stay within Linux's 65530 mappings
+constexpr unsigned kMaxWorkers =
+    24;  // 1024 stacks and as many guards each stay within Linux's 65530 mappings
 
 /// Hands boost::context a stack that the worker owns and keeps.
 struct OwnedStack {
@@ -51,33 +52,44 @@ char* map_memory(std::size_t bytes, int protection) {
 
 const char* collective_name(const Request& r) {
   switch (r.kind) {
-    case Collective::syncwarp: return "__syncwarp";
+    case Collective::syncwarp:
+      return "__syncwarp";
     case Collective::shuffle: {
-      constexpr const char* kNames[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
+      constexpr const char* kNames[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                        "__shfl_xor_sync"};
       return kNames[r.op];
     }
     case Collective::vote: {
       constexpr const char* kNames[] = {"__ballot_sync", "__any_sync", "__all_sync"};
       return kNames[r.op];
     }
-    case Collective::match_any: return "__match_any_sync";
-    case Collective::match_all: return "__match_all_sync";
+    case Collective::match_any:
+      return "__match_any_sync";
+    case Collective::match_all:
+      return "__match_all_sync";
     case Collective::reduce: {
       constexpr const char* kNames[] = {"__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync",
                                         "__reduce_and_sync", "__reduce_or_sync",  "__reduce_xor_sync"};
       return kNames[r.op];
     }
-    case Collective::active_mask: return "__activemask";
+    case Collective::gather:
+      return "a warp-wide instruction";
+    case Collective::active_mask:
+      return "__activemask";
   }
   return "collective";
 }
 
 const char* barrier_name(BarrierOp op) {
   switch (op) {
-    case BarrierOp::plain: return "__syncthreads";
-    case BarrierOp::count: return "__syncthreads_count";
-    case BarrierOp::conjunction: return "__syncthreads_and";
-    case BarrierOp::disjunction: return "__syncthreads_or";
+    case BarrierOp::plain:
+      return "__syncthreads";
+    case BarrierOp::count:
+      return "__syncthreads_count";
+    case BarrierOp::conjunction:
+      return "__syncthreads_and";
+    case BarrierOp::disjunction:
+      return "__syncthreads_or";
   }
   return "barrier";
 }
@@ -90,14 +102,20 @@ std::string hex(unsigned v) {
 
 unsigned reduce_one(Reduce op, bool is_signed, unsigned a, unsigned b) {
   switch (op) {
-    case Reduce::add: return a + b;
-    case Reduce::min: return is_signed ? static_cast<unsigned>(std::min(static_cast<int>(a), static_cast<int>(b)))
-                                       : std::min(a, b);
-    case Reduce::max: return is_signed ? static_cast<unsigned>(std::max(static_cast<int>(a), static_cast<int>(b)))
-                                       : std::max(a, b);
-    case Reduce::bit_and: return a & b;
-    case Reduce::bit_or: return a | b;
-    case Reduce::bit_xor: return a ^ b;
+    case Reduce::add:
+      return a + b;
+    case Reduce::min:
+      return is_signed ? static_cast<unsigned>(std::min(static_cast<int>(a), static_cast<int>(b)))
+                       : std::min(a, b);
+    case Reduce::max:
+      return is_signed ? static_cast<unsigned>(std::max(static_cast<int>(a), static_cast<int>(b)))
+                       : std::max(a, b);
+    case Reduce::bit_and:
+      return a & b;
+    case Reduce::bit_or:
+      return a | b;
+    case Reduce::bit_xor:
+      return a ^ b;
   }
   return 0;
 }
@@ -158,17 +176,18 @@ void Worker::poison_shared() {
 
 void Worker::resume(Lane& lane) {
   if (!lane.started) {
-    char* base = stacks + stack_stride * static_cast<std::size_t>(&lane - lanes.data()) +
-                 (stack_stride - kStackBytes);
+    char* base =
+        stacks + stack_stride * static_cast<std::size_t>(&lane - lanes.data()) + (stack_stride - kStackBytes);
     mprotect(base, kStackBytes, PROT_READ | PROT_WRITE);
-    lane.context = boost::context::fiber(
-        std::allocator_arg, OwnedStack{base}, [this, &lane](boost::context::fiber&& from) -> boost::context::fiber {
-          hub = std::move(from);
-          for (;;) {  // one turn for every block this lane is part of
-            thread_body(lane);
-            to_hub();
-          }
-        });
+    lane.context =
+        boost::context::fiber(std::allocator_arg, OwnedStack{base},
+                              [this, &lane](boost::context::fiber&& from) -> boost::context::fiber {
+                                hub = std::move(from);
+                                for (;;) {  // one turn for every block this lane is part of
+                                  thread_body(lane);
+                                  to_hub();
+                                }
+                              });
     lane.started = true;
   }
   current.lane = &lane;
@@ -288,9 +307,10 @@ bool Worker::complete_barrier() {
   if (launch->observation != nullptr) observer->barrier_completed(head.pc);
   for (unsigned i = 0; i < threads; ++i) {
     Lane& lane = lanes[i];
-    lane.result = static_cast<std::uint64_t>(head.barrier_op == BarrierOp::count         ? count
-                                             : head.barrier_op == BarrierOp::conjunction ? count == static_cast<int>(threads)
-                                                                                         : count > 0);
+    lane.result = static_cast<std::uint64_t>(head.barrier_op == BarrierOp::count ? count
+                                             : head.barrier_op == BarrierOp::conjunction
+                                                 ? count == static_cast<int>(threads)
+                                                 : count > 0);
     lane.state = State::ready;
   }
   return true;
@@ -319,9 +339,10 @@ bool Worker::try_collective(unsigned first, const Request& r) {
     if (lane.state == State::done) continue;
     if (lane.state != State::at_collective || !same_call(lane.request, r)) return false;
     if (pc != 0 && lane.pc != pc && !(source_line(lane.pc) == source_line(pc))) {
-      report(nullptr, std::string("lanes of warp ") + std::to_string(first / 32) + " meet in " +
-                          collective_name(r) + " called at different places: " + to_string(source_line(pc)) +
-                          " and " + to_string(source_line(lane.pc)),
+      report(nullptr,
+             std::string("lanes of warp ") + std::to_string(first / 32) + " meet in " + collective_name(r) +
+                 " called at different places: " + to_string(source_line(pc)) + " and " +
+                 to_string(source_line(lane.pc)),
              Check::collective, lane.pc);
       return false;
     }
@@ -339,16 +360,23 @@ void Worker::perform(unsigned first, unsigned members, const Request& r) {
     for (unsigned m = members; m != 0; m &= m - 1) f(static_cast<unsigned>(std::countr_zero(m)));
   };
   switch (r.kind) {
-    case Collective::syncwarp: break;
-    case Collective::active_mask: each([&](unsigned i) { lanes[first + i].result = members; }); break;
+    case Collective::syncwarp:
+      break;
+    case Collective::active_mask:
+      each([&](unsigned i) { lanes[first + i].result = members; });
+      break;
     case Collective::shuffle:
       each([&](unsigned i) {
         const Request& own = lanes[first + i].request;
         const int lane = static_cast<int>(i), width = own.width, base = lane & ~(width - 1);
         int from = lane;
         switch (static_cast<Shuffle>(own.op)) {
-          case Shuffle::index: from = base + (own.argument & (width - 1)); break;
-          case Shuffle::up: from = lane - (own.argument & 31) >= base ? lane - (own.argument & 31) : lane; break;
+          case Shuffle::index:
+            from = base + (own.argument & (width - 1));
+            break;
+          case Shuffle::up:
+            from = lane - (own.argument & 31) >= base ? lane - (own.argument & 31) : lane;
+            break;
           case Shuffle::down: {
             const int to = lane + (own.argument & 31);
             from = to < base + width ? to : lane;
@@ -361,7 +389,8 @@ void Worker::perform(unsigned first, unsigned members, const Request& r) {
           }
         }
         // A lane that takes no part has no value: what the hardware returns is undefined, here it is poison.
-        lanes[first + i].result = (members >> from & 1) != 0 ? value(static_cast<unsigned>(from)) : ~std::uint64_t{0};
+        lanes[first + i].result =
+            (members >> from & 1) != 0 ? value(static_cast<unsigned>(from)) : ~std::uint64_t{0};
       });
       break;
     case Collective::vote: {
@@ -382,13 +411,25 @@ void Worker::perform(unsigned first, unsigned members, const Request& r) {
       break;
     case Collective::match_all: {
       bool all = true;
-      each([&](unsigned i) { all = all && value(i) == value(static_cast<unsigned>(std::countr_zero(members))); });
+      each([&](unsigned i) {
+        all = all && value(i) == value(static_cast<unsigned>(std::countr_zero(members)));
+      });
       each([&](unsigned i) {
         lanes[first + i].result = all ? members : 0;
         lanes[first + i].match_all = all;
       });
       break;
     }
+    case Collective::gather:
+      each([&](unsigned i) {
+        const Request& own = lanes[first + i].request;
+        const auto bytes = static_cast<std::size_t>(own.argument);
+        std::memset(own.to, 0xff, 32 * bytes);  // a lane that takes no part has no operands
+        each([&](unsigned j) {
+          std::memcpy(static_cast<char*>(own.to) + j * bytes, lanes[first + j].request.from, bytes);
+        });
+      });
+      break;
     case Collective::reduce: {
       bool any = false;
       unsigned total = 0;
@@ -438,15 +479,17 @@ void meet(Request r, std::uintptr_t pc) {
   lane.pc = pc;
   current.recording = false;  // until the scheduler lets the lane go on
   if ((r.mask >> (lane.linear & 31) & 1) == 0) {
-    w.report(&lane, std::string(collective_name(r)) + " at " + to_string(source_line(pc)) + ": the mask " +
-                        hex(r.mask) + " does not name the calling lane " + std::to_string(lane.linear & 31),
+    w.report(&lane,
+             std::string(collective_name(r)) + " at " + to_string(source_line(pc)) + ": the mask " +
+                 hex(r.mask) + " does not name the calling lane " + std::to_string(lane.linear & 31),
              Check::collective, pc);
     w.abandon();
   }
   lane.request = r;
   lane.state = State::at_collective;
   // While counting, the scheduler first lines up what the lanes did before they came here.
-  if (w.launch->observation == nullptr && r.kind != Collective::active_mask && w.try_collective(first, r)) return;
+  if (w.launch->observation == nullptr && r.kind != Collective::active_mask && w.try_collective(first, r))
+    return;
   w.to_hub();
 }
 
@@ -519,6 +562,17 @@ unsigned warp_reduce(Reduce op, bool is_signed, unsigned mask, unsigned value) {
   return static_cast<unsigned>(current.lane->result);
 }
 
+void warp_gather(const void* mine, void* all, std::size_t bytes, Instruction which) {
+  Request r;
+  r.kind = Collective::gather;
+  r.op = static_cast<int>(which);
+  r.mask = ~0u;
+  r.argument = static_cast<int>(bytes);
+  r.from = mine;
+  r.to = all;
+  meet(r, LADDER_EMU_HERE);
+}
+
 unsigned active_mask() {
   Request r;
   r.kind = Collective::active_mask;
@@ -556,7 +610,8 @@ std::string Worker::deadlock_text() const {
     if (lane.state == State::done) {
       what = "returned from the kernel";
     } else if (lane.state == State::at_barrier) {
-      what = std::string("at ") + barrier_name(lane.barrier_op) + " (" + to_string(source_line(lane.pc)) + ")";
+      what =
+          std::string("at ") + barrier_name(lane.barrier_op) + " (" + to_string(source_line(lane.pc)) + ")";
     } else {
       const Request& r = lane.request;
       what = std::string("in ") + collective_name(r) + " (" + to_string(source_line(lane.pc)) + ", mask " +
@@ -595,7 +650,9 @@ uint3 block_index() noexcept { return current.worker != nullptr ? current.worker
 dim3 block_dim() noexcept {
   return current.worker != nullptr ? current.worker->launch->request->block : dim3{};
 }
-dim3 grid_dim() noexcept { return current.worker != nullptr ? current.worker->launch->request->grid : dim3{}; }
+dim3 grid_dim() noexcept {
+  return current.worker != nullptr ? current.worker->launch->request->grid : dim3{};
+}
 void* dynamic_shared_bytes() noexcept {
   return current.worker != nullptr ? current.worker->dynamic_shared : nullptr;
 }
@@ -618,10 +675,11 @@ thread_local std::uintptr_t fault_pc = 0;
   std::string what;
   if (fault_address - guard < w.stack_stride - kStackBytes) {
     what = "the thread's stack of " + std::to_string(kStackBytes) + " bytes overflowed";
-  } else if (const Allocation* a = nearest_allocation(fault_address)) {
+  } else if (const std::optional<Neighbour> a = nearest_allocation(fault_address)) {
     what = "out of bounds: an access ";
-    what += fault_address < a->begin ? std::to_string(a->begin - fault_address) + " bytes before"
-                                     : std::to_string(fault_address - a->begin - a->bytes) + " bytes past the end of";
+    what += fault_address < a->begin
+                ? std::to_string(a->begin - fault_address) + " bytes before"
+                : std::to_string(fault_address - a->begin - a->bytes) + " bytes past the end of";
     what += " '" + a->name + "' (" + std::to_string(a->bytes) + " bytes)";
   } else {
     char text[64];
@@ -739,8 +797,9 @@ Status check_limits(const LaunchRequest& r, const std::string& kernel) {
   if (threads == 0) return refuse("block " + shape_text(r.block) + " has no threads");
   if (threads > static_cast<std::uint64_t>(m.max_threads_per_block) || r.block.x > 1024 || r.block.y > 1024 ||
       r.block.z > 64) {
-    return refuse("block " + shape_text(r.block) + " has " + std::to_string(threads) + " threads; allowed are " +
-                  std::to_string(m.max_threads_per_block) + ", at most (1024,1024,64)");
+    return refuse("block " + shape_text(r.block) + " has " + std::to_string(threads) +
+                  " threads; allowed are " + std::to_string(m.max_threads_per_block) +
+                  ", at most (1024,1024,64)");
   }
   if (r.grid.x == 0 || r.grid.y == 0 || r.grid.z == 0) {
     return refuse("grid " + shape_text(r.grid) + " has no blocks");
@@ -816,13 +875,10 @@ Status run(const LaunchRequest& request) {
     state.blocks = std::uint64_t{request.grid.x} * request.grid.y * request.grid.z;
     Pool& p = pool();
     const std::lock_guard lock(p.launch_mutex);
-    const FaultHandler handler;  // only during a launch: test frameworks and others have handlers of their own
+    const FaultHandler
+        handler;  // only during a launch: test frameworks and others have handlers of their own
     if (!counting_now()) {
-      // Nobody watches what this launch writes, so nothing can be called unwritten afterwards.
-      for (Allocation* a : allocations()) {
-        a->all_written = true;
-        a->written = {};
-      }
+      assume_all_written();
       p.run(state);
       return state.error.empty() ? Status() : Status::error(state.error);
     }

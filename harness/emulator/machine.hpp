@@ -1,10 +1,9 @@
 // Inside the emulator: the state of a worker, its block, warps and lanes. Not for kernels, not for host code.
 #pragma once
 
-#include <boost/context/fiber.hpp>
-
 #include <array>
 #include <atomic>
+#include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,7 +42,16 @@ struct LaunchState {
 /// What a thread is doing.
 enum class State : std::uint8_t { ready, at_barrier, at_collective, paused, done };
 
-enum class Collective : std::uint8_t { syncwarp, shuffle, vote, match_any, match_all, reduce, active_mask };
+enum class Collective : std::uint8_t {
+  syncwarp,
+  shuffle,
+  vote,
+  match_any,
+  match_all,
+  reduce,
+  gather,
+  active_mask
+};
 
 /// A collective as one lane asks for it. Lanes meet when `same_call` holds.
 struct Request {
@@ -53,6 +61,8 @@ struct Request {
   unsigned mask = 0;
   std::uint64_t value = 0;
   int argument = 0, width = 32;
+  const void* from = nullptr;  // gather: this lane's operands, and where those of all go
+  void* to = nullptr;
 };
 inline bool same_call(const Request& a, const Request& b) {
   return a.kind == b.kind && a.op == b.op && a.mask == b.mask;
@@ -64,10 +74,10 @@ struct Lane {
   State state = State::done;
   uint3 tid{};
   unsigned linear = 0;
-  Request request;          // while at_collective
-  BarrierOp barrier_op{};   // while at_barrier
+  Request request;         // while at_collective
+  BarrierOp barrier_op{};  // while at_barrier
   int predicate = 0;
-  std::uintptr_t pc = 0;    ///< return address of the call the thread waits in
+  std::uintptr_t pc = 0;  ///< return address of the call the thread waits in
   std::uint64_t result = 0;
   int match_all = 0;
 };
@@ -90,8 +100,8 @@ struct Worker {
   void run_block(std::uint64_t index);
   void run_warp(unsigned warp);  ///< runs until every lane of it waits or is done
   void resume(Lane& lane);
-  void to_hub();                 ///< from a lane: suspends it
-  [[noreturn]] void abandon();   ///< from a lane: suspends it for ever
+  void to_hub();                ///< from a lane: suspends it
+  [[noreturn]] void abandon();  ///< from a lane: suspends it for ever
   void thread_body(Lane& lane);
   void discard(Lane& lane);
   bool complete_barrier();

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 
@@ -15,7 +16,7 @@ namespace {
 // Never destroyed: buffers of static storage duration may be released after any destructor of ours would run.
 struct Registry {
   std::mutex mutex;
-  std::map<std::uintptr_t, Allocation> by_begin;
+  std::map<std::uintptr_t, std::shared_ptr<Allocation>> by_begin;
 };
 Registry& registry() {
   static Registry* r = new Registry;
@@ -33,10 +34,10 @@ std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to *
 Allocation* at_or_before(std::uintptr_t address) {
   auto& map = registry().by_begin;
   auto it = map.upper_bound(address);
-  return it == map.begin() ? nullptr : &std::prev(it)->second;
+  return it == map.begin() ? nullptr : std::prev(it)->second.get();
 }
 
-/// Sets bits [from, to) and returns whether the whole allocation is written now.
+/// Marks bytes [from, to).
 void set_written(Allocation& a, std::size_t from, std::size_t to) {
   if (a.all_written || from >= to) return;
   if (from == 0 && to == a.bytes) {
@@ -67,15 +68,18 @@ void* allocate(std::size_t bytes, const char* name) {
     munmap(mapping, total);
     throw DeviceError("no host memory for " + std::to_string(bytes) + " bytes of " + name);
   }
+  // The CPU twins read the same buffers: with 4 KiB pages a matrix of 100 MB would measure the TLB. Only advice.
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  if (usable >= 2 * kHugePage) (void)madvise(first, usable, MADV_HUGEPAGE);
   char* data = first + (usable - round_up(bytes, kAlignment));
-  Allocation a;
-  a.begin = reinterpret_cast<std::uintptr_t>(data);
-  a.bytes = bytes;
-  a.name = name;
-  a.mapping = mapping;
-  a.mapping_bytes = total;
+  auto a = std::make_shared<Allocation>();
+  a->begin = reinterpret_cast<std::uintptr_t>(data);
+  a->bytes = bytes;
+  a->name = name;
+  a->mapping = mapping;
+  a->mapping_bytes = total;
   const std::lock_guard lock(registry().mutex);
-  registry().by_begin.emplace(a.begin, std::move(a));
+  registry().by_begin.emplace(a->begin, std::move(a));
   return data;
 }
 
@@ -84,7 +88,7 @@ void release(void* data) {
   const std::lock_guard lock(registry().mutex);
   auto it = registry().by_begin.find(reinterpret_cast<std::uintptr_t>(data));
   if (it == registry().by_begin.end()) return;
-  munmap(it->second.mapping, it->second.mapping_bytes);
+  munmap(it->second->mapping, it->second->mapping_bytes);
   registry().by_begin.erase(it);
 }
 
@@ -98,7 +102,8 @@ void note_written(const void* data, std::size_t bytes) {
 }
 
 void note_copied(void* destination, const void* source, std::size_t bytes) {
-  const auto to = reinterpret_cast<std::uintptr_t>(destination), from = reinterpret_cast<std::uintptr_t>(source);
+  const auto to = reinterpret_cast<std::uintptr_t>(destination),
+             from = reinterpret_cast<std::uintptr_t>(source);
   const std::lock_guard lock(registry().mutex);
   Allocation* s = at_or_before(from);
   Allocation* d = at_or_before(to);
@@ -118,21 +123,43 @@ void note_copied(void* destination, const void* source, std::size_t bytes) {
   }
 }
 
-std::vector<Allocation*> allocations() {
+std::vector<std::shared_ptr<Allocation>> allocations() {
   const std::lock_guard lock(registry().mutex);
-  std::vector<Allocation*> out;
+  std::vector<std::shared_ptr<Allocation>> out;
   out.reserve(registry().by_begin.size());
-  for (auto& [begin, a] : registry().by_begin) out.push_back(&a);
+  for (const auto& [begin, a] : registry().by_begin) out.push_back(a);
   return out;
 }
 
-const Allocation* nearest_allocation(std::uintptr_t address) {
+std::vector<std::uint64_t> written_bytes(const Allocation& a) {
+  const std::lock_guard lock(registry().mutex);
+  if (a.all_written) return {};
+  return a.written.empty() ? std::vector<std::uint64_t>((a.bytes + 63) / 64) : a.written;
+}
+
+void set_written_bytes(Allocation& a, std::vector<std::uint64_t> bits) {
+  std::size_t n = 0;
+  for (const std::uint64_t word : bits) n += static_cast<std::size_t>(std::popcount(word));
+  const std::lock_guard lock(registry().mutex);
+  a.all_written = n == a.bytes;
+  a.written = a.all_written ? std::vector<std::uint64_t>() : std::move(bits);
+}
+
+void assume_all_written() {
   const std::lock_guard lock(registry().mutex);
   for (const auto& [begin, a] : registry().by_begin) {
-    const auto first = reinterpret_cast<std::uintptr_t>(a.mapping);
-    if (address >= first && address - first < a.mapping_bytes) return &a;
+    a->all_written = true;
+    a->written = {};
   }
-  return nullptr;
+}
+
+std::optional<Neighbour> nearest_allocation(std::uintptr_t address) {
+  const std::lock_guard lock(registry().mutex);
+  for (const auto& [begin, a] : registry().by_begin) {
+    const auto first = reinterpret_cast<std::uintptr_t>(a->mapping);
+    if (address - first < a->mapping_bytes) return Neighbour{a->begin, a->bytes, a->name};
+  }
+  return std::nullopt;
 }
 
 }  // namespace ladder::emu

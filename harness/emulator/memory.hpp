@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,11 +34,22 @@ void note_written(const void* data, std::size_t bytes);
 /// The same for a device-to-device copy: the destination is as written as the source was.
 void note_copied(void* destination, const void* source, std::size_t bytes);
 
-/// The allocations at this moment, sorted by address. Owned by the registry; valid until the next allocate or
-/// release.
-std::vector<Allocation*> allocations();
+/// The allocations at this moment, sorted by address. A buffer that is freed meanwhile stays described.
+std::vector<std::shared_ptr<Allocation>> allocations();
 
-/// The allocation that holds `address` or whose guard pages do; nullptr if there is none.
-const Allocation* nearest_allocation(std::uintptr_t address);
+/// Which bytes of `a` have been written, a bit each, or nothing if all have.
+std::vector<std::uint64_t> written_bytes(const Allocation& a);
+/// Replaces that by what is known after a launch.
+void set_written_bytes(Allocation& a, std::vector<std::uint64_t> bits);
+/// After a launch that nobody watched, no byte can be called unwritten.
+void assume_all_written();
+
+/// Where an address lies next to: the allocation whose bytes or inaccessible pages hold it.
+struct Neighbour {
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+  std::string name;
+};
+std::optional<Neighbour> nearest_allocation(std::uintptr_t address);
 
 }  // namespace ladder::emu

@@ -18,10 +18,13 @@ constexpr std::uint32_t kNobody = 0;
 Access access_of(Record::What w) {
   switch (w) {
     case Record::global_write:
-    case Record::shared_write: return Access::write;
+    case Record::shared_write:
+      return Access::write;
     case Record::global_atomic:
-    case Record::shared_atomic: return Access::atomic;
-    default: return Access::read;
+    case Record::shared_atomic:
+      return Access::atomic;
+    default:
+      return Access::read;
   }
 }
 
@@ -43,7 +46,8 @@ std::vector<std::atomic<std::uint64_t>> bitmap(std::size_t bits) {
 
 std::uint64_t count_bits(const std::vector<std::atomic<std::uint64_t>>& bits) {
   std::uint64_t n = 0;
-  for (const auto& w : bits) n += static_cast<std::uint64_t>(std::popcount(w.load(std::memory_order_relaxed)));
+  for (const auto& w : bits)
+    n += static_cast<std::uint64_t>(std::popcount(w.load(std::memory_order_relaxed)));
   return n;
 }
 
@@ -83,12 +87,13 @@ Observation::Observation(const LaunchRequest& r)
   const DeviceModel& m = device_model();
   const std::size_t shared = static_shared_bytes(r.kernel) + r.shared_bytes;
   const std::uint64_t resident = std::max<std::uint64_t>(
-      1, std::min<std::uint64_t>(occupancy(r.block.x * r.block.y * r.block.z, shared).blocks_per_sm,
-                                 (blocks + static_cast<std::uint64_t>(m.sms) - 1) / static_cast<std::uint64_t>(m.sms)));
+      1, std::min<std::uint64_t>(
+             occupancy(r.block.x * r.block.y * r.block.z, shared).blocks_per_sm,
+             (blocks + static_cast<std::uint64_t>(m.sms) - 1) / static_cast<std::uint64_t>(m.sms)));
   const std::size_t taken = resident * (shared + m.shared_reserved_per_block);
   l1_lines = (m.l1_and_shared_per_sm - std::min(taken, m.l1_and_shared_per_sm)) / resident / kLineBytes;
   if (races) released = std::vector<std::atomic<std::uint16_t>>(blocks);
-  for (Allocation* a : allocations()) {
+  for (const std::shared_ptr<Allocation>& a : allocations()) {
     auto w = std::make_unique<Watched>();
     w->allocation = a;
     w->begin = a->begin;
@@ -108,18 +113,19 @@ Observation::Observation(const LaunchRequest& r)
     const std::size_t pages = (a->bytes + kPageBytes - 1) / kPageBytes;
     w->readers = std::vector<std::atomic<TouchPage*>>(pages);
     w->writers = std::vector<std::atomic<TouchPage*>>(pages);
-    w->unwritten_parts = !a->all_written;
-    if (w->unwritten_parts) {
-      w->ever_written = bitmap(a->bytes);
-      for (std::size_t i = 0; i < a->written.size(); ++i) w->ever_written[i].store(a->written[i]);
-    }
+    const std::vector<std::uint64_t> known = written_bytes(*a);
+    w->unwritten_parts = !known.empty();
+    w->ever_written = bitmap(known.size() * 64);
+    for (std::size_t i = 0; i < known.size(); ++i)
+      w->ever_written[i].store(known[i], std::memory_order_relaxed);
     watched.push_back(std::move(w));
   }
 }
 
 Watched* Observation::find(std::uintptr_t address) {
-  auto it = std::upper_bound(watched.begin(), watched.end(), address,
-                             [](std::uintptr_t a, const std::unique_ptr<Watched>& w) { return a < w->begin; });
+  auto it =
+      std::upper_bound(watched.begin(), watched.end(), address,
+                       [](std::uintptr_t a, const std::unique_ptr<Watched>& w) { return a < w->begin; });
   if (it == watched.begin()) return nullptr;
   Watched* w = std::prev(it)->get();
   return address - w->begin < w->bytes ? w : nullptr;
@@ -176,10 +182,10 @@ Counters Observation::finish(const std::string& kernel) {
     l.counts.global[static_cast<std::size_t>(key.access)] += counts;
     c.total.global[static_cast<std::size_t>(key.access)] += counts;
     const std::string& name = watched[key.buffer]->allocation->name;
-    auto same = std::find_if(l.buffers.begin(), l.buffers.end(), [&](const BufferAccess& b) {
-      return b.access == key.access && b.buffer == name;
-    });
-    if (same == l.buffers.end()) same = l.buffers.insert(same, {name, key.access, {}});
+    const Access access = key.access;
+    auto same = std::find_if(l.buffers.begin(), l.buffers.end(),
+                             [&](const BufferAccess& b) { return b.access == access && b.buffer == name; });
+    if (same == l.buffers.end()) same = l.buffers.insert(same, {name, access, {}});
     same->counts += counts;
   }
   for (auto& [key, l] : by_line) c.lines.push_back(std::move(l));
@@ -192,13 +198,9 @@ Counters Observation::finish(const std::string& kernel) {
     b.sectors_written = count_bits(w->written);
     if (b.sectors_read + b.sectors_written > 0) c.buffers.push_back(b);
     if (!w->unwritten_parts) continue;
-    if (count_bits(w->ever_written) == w->bytes) {
-      w->allocation->all_written = true;
-      w->allocation->written = {};
-    } else {
-      w->allocation->written.resize(w->ever_written.size());
-      for (std::size_t i = 0; i < w->ever_written.size(); ++i) w->allocation->written[i] = w->ever_written[i].load();
-    }
+    std::vector<std::uint64_t> now;
+    for (const auto& word : w->ever_written) now.push_back(word.load(std::memory_order_relaxed));
+    set_written_bytes(*w->allocation, std::move(now));
   }
 
   for (auto& [key, f] : findings) {
@@ -358,8 +360,8 @@ void Observer::append(std::uint64_t address, unsigned bytes, Record::What what, 
   }
 }
 
-void Observer::block(std::uintptr_t pc) { append(0, 0, Record::block, pc); }
-void Observer::fence() { append(0, 0, Record::fence, program_base); }
+void Observer::block(std::uintptr_t pc) { append(0, 0, Record::basic_block, pc); }
+void Observer::fence() { append(0, 0, Record::memory_fence, program_base); }
 
 void Observer::enter(std::uintptr_t caller) {
   LaneLog& l = log_[current.lane->linear];
@@ -369,7 +371,8 @@ void Observer::enter(std::uintptr_t caller) {
     if (fresh) {
       // A program with more call paths than this loses exactness of the order between them, nothing else.
       if (nodes_.size() < 0xffff) {
-        nodes_.push_back({l.node, static_cast<std::uint16_t>(nodes_[l.node].depth + 1), static_cast<std::uint32_t>(key)});
+        nodes_.push_back(
+            {l.node, static_cast<std::uint16_t>(nodes_[l.node].depth + 1), static_cast<std::uint32_t>(key)});
       } else {
         it->second = 0xfffe;
       }
@@ -397,7 +400,8 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
   } else if (w = recent_[1]; w != nullptr && address - w->begin < w->bytes) {
     std::swap(recent_[0], recent_[1]);
     what = static_cast<Record::What>(Record::global_read + static_cast<int>(kind));
-  } else if (address - reinterpret_cast<std::uintptr_t>(worker_.stacks) < worker_.stack_stride * kMaxThreads) {
+  } else if (address - reinterpret_cast<std::uintptr_t>(worker_.stacks) <
+             worker_.stack_stride * kMaxThreads) {
     return;  // a local variable: a register or local memory, not what is counted here
   } else if (address - static_begin_ < static_bytes_ ||
              address - reinterpret_cast<std::uintptr_t>(worker_.dynamic_shared) < kMaxDynamicShared) {
@@ -406,19 +410,21 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
     if (dynamic < kMaxDynamicShared) {
       if (dynamic + bytes > launch_->request->shared_bytes) {
         stop(Check::shared_overrun, pc,
-             std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes of dynamic shared memory at byte " +
-                 std::to_string(dynamic) + ", but the launch declared " +
-                 std::to_string(launch_->request->shared_bytes) + " bytes");
+             std::string(verb(kind)) + " " + std::to_string(bytes) +
+                 " bytes of dynamic shared memory at byte " + std::to_string(dynamic) +
+                 ", but the launch declared " + std::to_string(launch_->request->shared_bytes) + " bytes");
       }
     } else {
       const std::size_t offset = address - tls_begin_;
       const auto& shared = program().shared;
       auto it = std::upper_bound(shared.begin(), shared.end(), offset,
                                  [](std::size_t o, const SharedVariable& v) { return o < v.offset; });
-      const bool inside = it != shared.begin() && offset + bytes <= std::prev(it)->offset + std::prev(it)->bytes;
+      const bool inside =
+          it != shared.begin() && offset + bytes <= std::prev(it)->offset + std::prev(it)->bytes;
       if (!inside) {
         stop(Check::out_of_bounds, pc,
-             std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes outside every __shared__ variable, " +
+             std::string(verb(kind)) + " " + std::to_string(bytes) +
+                 " bytes outside every __shared__ variable, " +
                  (it != shared.begin()
                       ? std::to_string(offset - std::prev(it)->offset) + " bytes after the start of '" +
                             std::prev(it)->name + "' (" + std::to_string(std::prev(it)->bytes) + " bytes)"
@@ -437,7 +443,7 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
       return;  // constants and variables of the program, and the launch's own parameters
     }
     std::string text = std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes ";
-    if (const Allocation* a = nearest_allocation(address)) {
+    if (const std::optional<Neighbour> a = nearest_allocation(address)) {
       text += address < a->begin ? std::to_string(a->begin - address) + " bytes before"
                                  : std::to_string(address - a->begin - a->bytes) + " bytes past the end of";
       text += " '" + a->name + "' (" + std::to_string(a->bytes) + " bytes)";
@@ -452,15 +458,16 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
   if (what <= Record::global_atomic && address + bytes > recent_[0]->begin + recent_[0]->bytes) {
     stop(Check::out_of_bounds, pc,
          std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes at byte " +
-             std::to_string(address - recent_[0]->begin) + " of '" + recent_[0]->allocation->name + "', which has " +
-             std::to_string(recent_[0]->bytes));
+             std::to_string(address - recent_[0]->begin) + " of '" + recent_[0]->allocation->name +
+             "', which has " + std::to_string(recent_[0]->bytes));
   }
   if (whole) {
     if ((address & (bytes - 1)) != 0) {
       stop(Check::misaligned, pc,
-           std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes at an address that is not a multiple of " +
-               std::to_string(bytes) +
-               (what <= Record::global_atomic ? ": " + position(*recent_[0], address) : ": " + shared_name(address)));
+           std::string(verb(kind)) + " " + std::to_string(bytes) +
+               " bytes at an address that is not a multiple of " + std::to_string(bytes) +
+               (what <= Record::global_atomic ? ": " + position(*recent_[0], address)
+                                              : ": " + shared_name(address)));
     }
     append(address, static_cast<unsigned>(bytes), what, pc);
     return;
@@ -525,7 +532,8 @@ bool Observer::line_up(unsigned warp) {
     for (; steps > 0; --steps) {
       const Record* head = log_[first + live[0]].begin;
       bool together = true;
-      for (unsigned k = 1; k < lives; ++k) together = together && head->same_instruction(*log_[first + live[k]].begin);
+      for (unsigned k = 1; k < lives; ++k)
+        together = together && head->same_instruction(*log_[first + live[k]].begin);
       if (!together) {
         for (unsigned k = 1; k < lives; ++k) {
           const Record* r = log_[first + live[k]].begin;
@@ -572,12 +580,17 @@ bool Observer::earlier(const Record& a, const Record& b) const {
 
 void Observer::emit(const Group& g) {
   switch (g.head->what) {
-    case Record::block: return block_executed(g);
-    case Record::fence: ++fences_; return;
+    case Record::basic_block:
+      return block_executed(g);
+    case Record::memory_fence:
+      ++fences_;
+      return;
     case Record::shared_read:
     case Record::shared_write:
-    case Record::shared_atomic: return shared_request(g);
-    default: return global_request(g);
+    case Record::shared_atomic:
+      return shared_request(g);
+    default:
+      return global_request(g);
   }
 }
 
@@ -665,7 +678,8 @@ void Observer::global_request(const Group& g) {
   w = launch_->find(g.address[0]);
   for (unsigned k = 0; k < g.count; ++k) {
     const std::uint64_t a = g.address[k];
-    if (k > 0 && a == g.address[k - 1] && kind == Access::read) continue;  // the same block reads the same word
+    if (k > 0 && a == g.address[k - 1] && kind == Access::read)
+      continue;  // the same block reads the same word
     if (a - w->begin >= w->bytes) w = launch_->find(a);
     const unsigned thread = g.warp * 32 + g.lane[k];
     if (w->unwritten_parts) {
@@ -676,13 +690,14 @@ void Observer::global_request(const Group& g) {
   }
 }
 
-void Observer::check_written(Watched& w, std::uint64_t address, unsigned bytes, unsigned thread, std::uint32_t pc) {
+void Observer::check_written(Watched& w, std::uint64_t address, unsigned bytes, unsigned thread,
+                             std::uint32_t pc) {
   const std::size_t at = address - w.begin;
   const std::uint64_t mask = (std::uint64_t{1} << bytes) - 1;  // aligned: within one word of the map
   if ((w.ever_written[at / 64].load(std::memory_order_relaxed) >> (at % 64) & mask) == mask) return;
   if (Finding* f = find(Check::unwritten_read, pc, kNobody)) {
-    f->text = who(thread) + " reads " + std::to_string(bytes) + " bytes that nobody has written: " +
-              position(w, address) + ", at " + std::string(kLine);
+    f->text = who(thread) + " reads " + std::to_string(bytes) +
+              " bytes that nobody has written: " + position(w, address) + ", at " + std::string(kLine);
   }
 }
 
@@ -737,7 +752,8 @@ void Observer::touch_global(Watched& w, std::uint64_t address, unsigned bytes, A
         const Toucher before(seen);
         std::uint64_t next = mine | before.bytes();
         if (before.many() || (!before.nobody() && before.owner() != owner)) {
-          next = (mine & ((std::uint64_t{1} << 42) - 1)) | std::uint64_t{Toucher::kMany} << 42 | before.bytes();
+          next =
+              (mine & ((std::uint64_t{1} << 42) - 1)) | std::uint64_t{Toucher::kMany} << 42 | before.bytes();
           if (before.many() && (before.bytes() & part) == part) break;
         } else if (!before.nobody() && (before.bytes() & part) == part) {
           break;
@@ -769,9 +785,9 @@ void Observer::conflict(Watched& w, std::uint64_t address, Toucher before, bool 
     const std::uint64_t index = before.owner() - 1;
     them = thread_text(worker_.block_at(index), worker_.thread_at(before.thread()));
   }
-  const char* did = before.atomic()   ? (before.many() ? "atomically update" : "atomically updates")
-                    : before_wrote    ? (before.many() ? "write" : "writes")
-                                      : (before.many() ? "read" : "reads");
+  const char* did = before.atomic() ? (before.many() ? "atomically update" : "atomically updates")
+                    : before_wrote  ? (before.many() ? "write" : "writes")
+                                    : (before.many() ? "read" : "reads");
   f->text = "race on " + position(w, address) + ": " + who(thread) + " " + verb(kind) + " it at " +
             std::string(kLine) + ", " + them + " " + did + " it at " + std::string(kOther) +
             ", and nothing orders the two";
@@ -832,7 +848,8 @@ void Observer::use_byte_cells() {
   cell_shift_ = 0;
 }
 
-void Observer::touch_shared(std::uint64_t address, unsigned bytes, Access kind, unsigned thread, std::uint32_t pc) {
+void Observer::touch_shared(std::uint64_t address, unsigned bytes, Access kind, unsigned thread,
+                            std::uint32_t pc) {
   const unsigned step = 1u << cell_shift_;
   for (unsigned b = 0; b < bytes; b += step) {
     touch_cell(cells_[shared_cell(address + b)], address + b, kind, thread, pc);
@@ -843,11 +860,13 @@ bool Observer::ordered(const SharedCell::Touch& before, unsigned thread) const {
   return before.thread / 32 == thread / 32 && before.syncs != warp_syncs_[thread / 32];
 }
 
-void Observer::touch_cell(SharedCell& c, std::uint64_t address, Access kind, unsigned thread, std::uint32_t pc) {
+void Observer::touch_cell(SharedCell& c, std::uint64_t address, Access kind, unsigned thread,
+                          std::uint32_t pc) {
   const SharedCell::Touch now{epoch_, static_cast<std::uint16_t>(thread), warp_syncs_[thread / 32], pc};
   if (kind != Access::write && c.write.epoch < block_epoch_) {
     if (Finding* f = find(Check::unwritten_read, pc, kNobody)) {
-      f->text = who(thread) + " reads shared memory that nobody has written in this block: " + shared_name(address) +
+      f->text = who(thread) +
+                " reads shared memory that nobody has written in this block: " + shared_name(address) +
                 ", at " + std::string(kLine);
     }
   }
@@ -870,21 +889,22 @@ void Observer::touch_cell(SharedCell& c, std::uint64_t address, Access kind, uns
   }
   if (c.read.epoch == epoch_ && !ordered(c.read, thread) && (c.read.thread != thread || c.read_by_several)) {
     shared_conflict(address, c.read, false, c.read.thread == thread, kind, thread, pc);
-  } else if (c.read.epoch == epoch_ && c.other_read.epoch == epoch_ && c.other_read.thread / 32 != thread / 32) {
+  } else if (c.read.epoch == epoch_ && c.other_read.epoch == epoch_ &&
+             c.other_read.thread / 32 != thread / 32) {
     shared_conflict(address, c.other_read, false, false, kind, thread, pc);
   }
   c.write = now;
   c.write_atomic = kind == Access::atomic;
 }
 
-void Observer::shared_conflict(std::uint64_t address, const SharedCell::Touch& before, bool before_wrote, bool several,
-                               Access kind, unsigned thread, std::uint32_t pc) {
+void Observer::shared_conflict(std::uint64_t address, const SharedCell::Touch& before, bool before_wrote,
+                               bool several, Access kind, unsigned thread, std::uint32_t pc) {
   Finding* f = find(Check::shared_race, pc, before.pc);
   if (f == nullptr) return;
   const uint3 other = worker_.thread_at(before.thread);
-  f->text = "race on " + shared_name(address) + ": " + who(thread) + " " + verb(kind) + " it at " + std::string(kLine) +
-            ", " + (several ? "another lane of the warp" : "thread " + triple(other)) + " " +
-            (before_wrote ? "writes" : "reads") + " it at " + std::string(kOther) + ", with no " +
+  f->text = "race on " + shared_name(address) + ": " + who(thread) + " " + verb(kind) + " it at " +
+            std::string(kLine) + ", " + (several ? "another lane of the warp" : "thread " + triple(other)) +
+            " " + (before_wrote ? "writes" : "reads") + " it at " + std::string(kOther) + ", with no " +
             (before.thread / 32 == thread / 32 ? "__syncwarp or barrier" : "barrier") + " between them";
 }
 
@@ -897,7 +917,12 @@ void Observer::barrier_completed(std::uintptr_t pc) {
 
 void Observer::collective_completed(unsigned first_lane, const Request& r, std::uintptr_t pc) {
   if (r.kind == Collective::active_mask) return;
-  ++counts(static_cast<std::uint32_t>(pc - program_base)).collectives;
+  Counts& c = counts(static_cast<std::uint32_t>(pc - program_base));
+  if (r.kind == Collective::gather) {
+    ++c.instructions[static_cast<std::size_t>(r.op)];
+    return;
+  }
+  ++c.collectives;
   // Only __syncwarp orders memory; a shuffle or vote does not.
   if (r.kind == Collective::syncwarp) ++warp_syncs_[first_lane / 32];
 }

@@ -19,11 +19,20 @@ namespace ladder::emu {
 
 /// What a lane did, in the order it did it.
 struct Record {
-  enum What : std::uint8_t { global_read, global_write, global_atomic, shared_read, shared_write, shared_atomic, block, fence };
+  enum What : std::uint8_t {
+    global_read,
+    global_write,
+    global_atomic,
+    shared_read,
+    shared_write,
+    shared_atomic,
+    basic_block,
+    memory_fence
+  };
   std::uint64_t address = 0;
   std::uint32_t pc = 0;    ///< from the start of the program
   std::uint16_t node = 0;  ///< where in the tree of calls
-  What what = block;
+  What what = basic_block;
   std::uint8_t bytes = 0;
 
   /// Lanes whose next records agree in this are at the same instruction.
@@ -85,11 +94,11 @@ struct TouchPage {
 
 /// One buffer during one launch, shared by all workers.
 struct Watched {
-  Allocation* allocation = nullptr;
+  std::shared_ptr<Allocation> allocation;
   std::uintptr_t begin = 0;
   std::size_t bytes = 0;
-  std::uint32_t index = 0;      ///< in Observation::watched
-  bool only_read = false;       ///< the kernel gets it as a pointer to const: it cannot conflict with a write
+  std::uint32_t index = 0;  ///< in Observation::watched
+  bool only_read = false;   ///< the kernel gets it as a pointer to const: it cannot conflict with a write
   bool unwritten_parts = false;
   std::vector<std::atomic<std::uint64_t>> read, written;  ///< a bit for each sector
   std::vector<std::atomic<std::uint64_t>> ever_written;   ///< a bit for each byte, while `unwritten_parts`
@@ -212,14 +221,15 @@ struct Observer {
   void global_request(const Group& g);
   void shared_request(const Group& g);
   void block_executed(const Group& g);
-  void touch_global(Watched& w, std::uint64_t address, unsigned bytes, Access kind, unsigned thread, std::uint32_t pc);
-  void conflict(Watched& w, std::uint64_t address, Toucher before, bool before_wrote, Access kind, unsigned thread,
-                std::uint32_t pc);
+  void touch_global(Watched& w, std::uint64_t address, unsigned bytes, Access kind, unsigned thread,
+                    std::uint32_t pc);
+  void conflict(Watched& w, std::uint64_t address, Toucher before, bool before_wrote, Access kind,
+                unsigned thread, std::uint32_t pc);
   void touch_shared(std::uint64_t address, unsigned bytes, Access kind, unsigned thread, std::uint32_t pc);
   void touch_cell(SharedCell& c, std::uint64_t address, Access kind, unsigned thread, std::uint32_t pc);
   bool ordered(const SharedCell::Touch& before, unsigned thread) const;
-  void shared_conflict(std::uint64_t address, const SharedCell::Touch& before, bool before_wrote, bool several,
-                       Access kind, unsigned thread, std::uint32_t pc);
+  void shared_conflict(std::uint64_t address, const SharedCell::Touch& before, bool before_wrote,
+                       bool several, Access kind, unsigned thread, std::uint32_t pc);
   void use_byte_cells();
   void check_written(Watched& w, std::uint64_t address, unsigned bytes, unsigned thread, std::uint32_t pc);
   void mark_written(Watched& w, std::uint64_t address, unsigned bytes);
@@ -248,16 +258,16 @@ struct Observer {
   std::map<std::uint32_t, CapturedRequest> captured_;
   L1Model l1_;
   Watched* recent_[2] = {nullptr, nullptr};
-  std::uintptr_t tls_begin_ = 0;        // the executable's thread-local block
+  std::uintptr_t tls_begin_ = 0;  // the executable's thread-local block
   std::size_t tls_bytes_ = 0;
-  std::uintptr_t static_begin_ = 0;     // the part of it that holds __shared__ variables
+  std::uintptr_t static_begin_ = 0;  // the part of it that holds __shared__ variables
   std::size_t static_bytes_ = 0;
-  std::vector<SharedCell> cells_;       // of the static part, then of dynamic shared memory
-  unsigned cell_shift_ = 2;             // 2: a cell is a word; 0: a byte, once something smaller was accessed
+  std::vector<SharedCell> cells_;  // of the static part, then of dynamic shared memory
+  unsigned cell_shift_ = 2;        // 2: a cell is a word; 0: a byte, once something smaller was accessed
   std::uint32_t epoch_ = 1, block_epoch_ = 1;
   std::array<std::uint16_t, 32> warp_syncs_{};
-  unsigned fences_ = 0;      // of this block so far
-  bool acquired_ = false;    // an atomic of this block has been executed
+  unsigned fences_ = 0;    // of this block so far
+  bool acquired_ = false;  // an atomic of this block has been executed
   std::array<std::array<Event, kEvents>, 32> events_{};
   std::array<std::uint32_t, 32> event_count_{};
 };

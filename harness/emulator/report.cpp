@@ -16,8 +16,8 @@
 namespace ladder::emu {
 namespace {
 
-constexpr std::array<const char*, kInstructions> kInstructionNames = {"fma_f32", "fma_f16x2", "dp4a",   "mma_f16",
-                                                                      "mma_s8",  "cp_async",  "special"};
+constexpr std::array<const char*, kInstructions> kInstructionNames = {
+    "fma_f32", "fma_f16x2", "dp4a", "mma_f16", "mma_s8", "cp_async", "special"};
 constexpr std::array<const char*, kAccesses> kAccessNames = {"load", "store", "atomic"};
 
 [[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
@@ -43,7 +43,9 @@ std::string bytes_text(std::uint64_t n) {
   return grouped(n) + " B";
 }
 
-double ratio(std::uint64_t a, std::uint64_t b) { return b == 0 ? 0.0 : static_cast<double>(a) / static_cast<double>(b); }
+double ratio(std::uint64_t a, std::uint64_t b) {
+  return b == 0 ? 0.0 : static_cast<double>(a) / static_cast<double>(b);
+}
 
 std::string wrap(const std::string& text, std::size_t width, const std::string& indent) {
   std::string out;
@@ -83,18 +85,20 @@ std::string line_name(const SourceLine& l, std::size_t width) {
 
 std::string text_report(const Counters& c) {
   std::string out;
-  out += wrap(c.kernel + "  grid (" + std::to_string(c.grid.x) + "," + std::to_string(c.grid.y) + "," +
-                  std::to_string(c.grid.z) + ")  block (" + std::to_string(c.block.x) + "," +
-                  std::to_string(c.block.y) + "," + std::to_string(c.block.z) + ")  shared " +
-                  std::to_string(c.static_shared_bytes) + " + " + std::to_string(c.dynamic_shared_bytes) + " B",
-              100, "");
+  out +=
+      wrap(c.kernel + "  grid (" + std::to_string(c.grid.x) + "," + std::to_string(c.grid.y) + "," +
+               std::to_string(c.grid.z) + ")  block (" + std::to_string(c.block.x) + "," +
+               std::to_string(c.block.y) + "," + std::to_string(c.block.z) + ")  shared " +
+               std::to_string(c.static_shared_bytes) + " + " + std::to_string(c.dynamic_shared_bytes) + " B",
+           100, "");
   out += print("occupancy at most %u blocks, %u of %u warps an SM (limit: %s); L1 model %s a block\n",
-               c.occupancy.blocks_per_sm, c.occupancy.warps_per_sm, c.occupancy.max_warps_per_sm, c.occupancy.limited_by,
-               bytes_text(c.l1_bytes).c_str());
+               c.occupancy.blocks_per_sm, c.occupancy.warps_per_sm, c.occupancy.max_warps_per_sm,
+               c.occupancy.limited_by, bytes_text(c.l1_bytes).c_str());
 
   const bool global = c.total.global_total().requests > 0;
   if (global) {
-    out += "\nglobal memory                            requests sect/req  ideal     asked   sectors   past L1\n";
+    out +=
+        "\nglobal memory                            requests sect/req  ideal     asked   sectors   past L1\n";
     for (const LineCounts& l : c.lines) {
       for (const BufferAccess& b : l.buffers) {
         const GlobalCounts& g = b.counts;
@@ -119,8 +123,9 @@ std::string text_report(const Counters& c) {
         const SharedCounts& s = l.counts.shared[static_cast<std::size_t>(k)];
         if (s.requests == 0) continue;
         out += print("  %-26s %-6s %10s %11.2f %9.2f %10s %10s\n", line_name(l.line, 26).c_str(),
-                     kAccessNames[static_cast<std::size_t>(k)], grouped(s.requests).c_str(), ratio(s.passes, s.requests),
-                     ratio(s.ideal_passes, s.requests), grouped(s.conflicts()).c_str(), bytes_text(s.bytes).c_str());
+                     kAccessNames[static_cast<std::size_t>(k)], grouped(s.requests).c_str(),
+                     ratio(s.passes, s.requests), ratio(s.ideal_passes, s.requests),
+                     grouped(s.conflicts()).c_str(), bytes_text(s.bytes).c_str());
       }
     }
   }
@@ -134,14 +139,17 @@ std::string text_report(const Counters& c) {
                    grouped(l.counts.control.divergent_branches).c_str());
     }
   }
-  out += print("barriers %s, warp collectives %s", grouped(c.total.barriers).c_str(), grouped(c.total.collectives).c_str());
+  out += print("barriers %s, warp collectives %s", grouped(c.total.barriers).c_str(),
+               grouped(c.total.collectives).c_str());
   for (std::size_t i = 0; i < kInstructions; ++i) {
-    if (c.total.instructions[i] > 0) out += print(", %s %s", kInstructionNames[i], grouped(c.total.instructions[i]).c_str());
+    if (c.total.instructions[i] > 0)
+      out += print(", %s %s", kInstructionNames[i], grouped(c.total.instructions[i]).c_str());
   }
   out += "\n";
   out += c.findings.empty() ? "checks: nothing found\n" : print("checks: %zu found\n", c.findings.size());
   for (const Finding& f : c.findings) {
-    out += wrap(std::string(to_string(f.check)) + (f.times > 1 ? " (" + grouped(f.times) + " times)" : "") + ": " + f.text,
+    out += wrap(std::string(to_string(f.check)) + (f.times > 1 ? " (" + grouped(f.times) + " times)" : "") +
+                    ": " + f.text,
                 100, "  ");
   }
   return out;
@@ -151,7 +159,8 @@ std::string annotated_source(const Counters& c) {
   std::map<std::string, std::map<int, Counts>> files;
   for (const LineCounts& l : c.lines) {
     const bool visible = l.counts.global_total().requests + l.counts.shared_total().requests +
-                             l.counts.control.divergent_branches > 0;
+                             l.counts.control.divergent_branches >
+                         0;
     if (l.line.line > 0 && visible) files[l.line.file][l.line.line] += l.counts;
   }
   std::string out;
@@ -183,8 +192,9 @@ std::string annotated_source(const Counters& c) {
         const SharedCounts s = it->second.shared_total();
         const std::uint64_t requests = g.requests + s.requests;
         margin = print("%9s ", requests > 0 ? grouped(requests).c_str() : "");
-        margin += g.requests > 0 ? print("%8.2f %7.2f ", g.sectors_per_request(), ratio(g.ideal_sectors, g.requests))
-                                 : std::string(17, ' ');
+        margin += g.requests > 0
+                      ? print("%8.2f %7.2f ", g.sectors_per_request(), ratio(g.ideal_sectors, g.requests))
+                      : std::string(17, ' ');
         margin += s.requests > 0 ? print("%10.2f ", ratio(s.passes, s.requests)) : std::string(11, ' ');
         const std::uint64_t d = it->second.control.divergent_branches;
         margin += d > 0 ? print("%7s", grouped(d).c_str()) : std::string(7, ' ');
@@ -207,7 +217,10 @@ void add_counts(JsonObject& m, const Counts& c) {
     const SharedCounts& s = c.shared[k];
     if (s.requests > 0) {
       JsonObject o;
-      o.add("requests", s.requests).add("lanes", s.lanes).add("bytes_requested", s.bytes).add("bank_passes", s.passes);
+      o.add("requests", s.requests)
+          .add("lanes", s.lanes)
+          .add("bytes_requested", s.bytes)
+          .add("bank_passes", s.passes);
       o.add("ideal_passes", s.ideal_passes).add("bank_conflicts", s.conflicts());
       m.add(std::string("shared_") + kAccessNames[k], o);
     }
@@ -253,7 +266,8 @@ std::string record_json(const Counters& c) {
     m.add("shared_requests", s.requests).add("bank_passes", s.passes).add("bank_conflicts", s.conflicts());
   }
   if (c.total.control.blocks > 0) {
-    m.add("divergent_branches", c.total.control.divergent_branches).add("active_lanes", c.total.control.active_lanes());
+    m.add("divergent_branches", c.total.control.divergent_branches)
+        .add("active_lanes", c.total.control.active_lanes());
   }
   if (c.total.barriers > 0) m.add("barriers", c.total.barriers);
   if (c.total.collectives > 0) m.add("warp_collectives", c.total.collectives);
@@ -271,15 +285,16 @@ std::string json(const Counters& c) {
   m.raw("lines", array_of(c.lines, [](const LineCounts& l) {
           JsonObject o;
           if (!l.buffers.empty()) {
-            o.raw("global", array_of(l.buffers, [](const BufferAccess& b) {
-                    const GlobalCounts& g = b.counts;
-                    JsonObject a;
-                    a.add("buffer", b.buffer).add("access", kAccessNames[static_cast<std::size_t>(b.access)]);
-                    a.add("requests", g.requests).add("lanes", g.lanes).add("bytes_requested", g.bytes);
-                    a.add("sectors", g.sectors).add("ideal_sectors", g.ideal_sectors);
-                    a.add("sectors_per_request", g.sectors_per_request()).add("past_l1_sectors", g.l1_sectors);
-                    return a.str();
-                  }));
+            o.raw(
+                "global", array_of(l.buffers, [](const BufferAccess& b) {
+                  const GlobalCounts& g = b.counts;
+                  JsonObject a;
+                  a.add("buffer", b.buffer).add("access", kAccessNames[static_cast<std::size_t>(b.access)]);
+                  a.add("requests", g.requests).add("lanes", g.lanes).add("bytes_requested", g.bytes);
+                  a.add("sectors", g.sectors).add("ideal_sectors", g.ideal_sectors);
+                  a.add("sectors_per_request", g.sectors_per_request()).add("past_l1_sectors", g.l1_sectors);
+                  return a.str();
+                }));
           }
           add_counts(o, l.counts);
           if (o.empty()) return std::string();
@@ -329,9 +344,10 @@ std::string xml(const std::string& s) {
 }
 
 std::string svg_open(int width, int height) {
-  return print("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-               "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
-               width, height, width, height, width, height);
+  return print(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+      "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
+      width, height, width, height, width, height);
 }
 
 std::string svg_text(int x, int y, const std::string& s, const char* extra = "") {
@@ -339,14 +355,17 @@ std::string svg_text(int x, int y, const std::string& s, const char* extra = "")
 }
 
 std::string svg_box(double x, double y, double w, double h, const char* fill, const std::string& title) {
-  return print("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\" stroke=\"#ffffff\" "
-               "stroke-width=\"0.5\"><title>", x, y, w, h, fill) + xml(title) + "</title></rect>\n";
+  return print(
+             "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\" stroke=\"#ffffff\" "
+             "stroke-width=\"0.5\"><title>",
+             x, y, w, h, fill) +
+         xml(title) + "</title></rect>\n";
 }
 
 std::string headline(const CapturedRequest& r) {
-  return file_name(r.line.file) + ":" + std::to_string(r.line.line) + ", " + std::to_string(r.bytes) + "-byte " +
-         kAccessNames[static_cast<std::size_t>(r.access)] + " of warp " + std::to_string(r.warp) + ", block " +
-         std::to_string(r.block);
+  return file_name(r.line.file) + ":" + std::to_string(r.line.line) + ", " + std::to_string(r.bytes) +
+         "-byte " + kAccessNames[static_cast<std::size_t>(r.access)] + " of warp " + std::to_string(r.warp) +
+         ", block " + std::to_string(r.block);
 }
 
 }  // namespace
@@ -371,7 +390,8 @@ std::string access_picture(const CapturedRequest& r) {
   int y = kTop;
   for (const auto& [sector, lanes] : lanes_of) {
     const std::int64_t start = sector * static_cast<std::int64_t>(kSectorBytes);
-    out += svg_text(kLeft - 8, y + kCell - 3, "byte " + grouped(static_cast<std::uint64_t>(start)), "text-anchor=\"end\"");
+    out += svg_text(kLeft - 8, y + kCell - 3, "byte " + grouped(static_cast<std::uint64_t>(start)),
+                    "text-anchor=\"end\"");
     out += svg_box(kLeft, y, static_cast<double>(kSectorBytes) * kByte, kCell, "#eeeeee", "fetched");
     std::map<std::int64_t, std::vector<int>> at;
     for (const int lane : lanes) at[r.offset[static_cast<std::size_t>(lane)]].push_back(lane);
@@ -421,7 +441,8 @@ std::string bank_picture(const CapturedRequest& r) {
   constexpr int kWide = 22;
   std::string out = svg_open(kLeft + 32 * kWide + 20, kTop + 16 + static_cast<int>(rows) * (kCell + 2) + 10);
   out += svg_text(10, 18, headline(r), "font-weight=\"bold\"");
-  out += svg_text(10, 34, std::to_string(total) + " passes; a column is a bank, a row a pass, a number the lane served");
+  out += svg_text(
+      10, 34, std::to_string(total) + " passes; a column is a bank, a row a pass, a number the lane served");
   for (int bank = 0; bank < 32; ++bank) {
     out += svg_text(kLeft + bank * kWide + kWide / 2, kTop, std::to_string(bank),
                     "text-anchor=\"middle\" fill=\"#555555\" font-size=\"10\"");
@@ -431,9 +452,10 @@ std::string bank_picture(const CapturedRequest& r) {
     if (passes[p] == 0) continue;
     const int first = static_cast<int>(p) * together;
     for (std::size_t pass = 0; pass < passes[p]; ++pass) {
-      out += svg_text(kLeft - 8, y + kCell - 3,
-                      pass == 0 ? "lanes " + std::to_string(first) + "-" + std::to_string(first + together - 1) : "again",
-                      "text-anchor=\"end\"");
+      out += svg_text(
+          kLeft - 8, y + kCell - 3,
+          pass == 0 ? "lanes " + std::to_string(first) + "-" + std::to_string(first + together - 1) : "again",
+          "text-anchor=\"end\"");
       for (std::size_t bank = 0; bank < 32; ++bank) {
         const bool used = pass < panels[p][bank].size();
         const double x = kLeft + static_cast<double>(bank) * kWide;

@@ -173,7 +173,8 @@ std::string run_addr2line(const std::vector<std::uintptr_t>& addresses) {
   std::string text;
   if (failed == 0) {
     char chunk[4096];
-    for (ssize_t n; (n = read(fds[0], chunk, sizeof chunk)) > 0;) text.append(chunk, static_cast<std::size_t>(n));
+    for (ssize_t n; (n = read(fds[0], chunk, sizeof chunk)) > 0;)
+      text.append(chunk, static_cast<std::size_t>(n));
     int status = 0;
     waitpid(child, &status, 0);
   }

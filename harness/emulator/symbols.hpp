@@ -11,7 +11,7 @@ namespace ladder::emu {
 
 /// A variable of static storage in a thread's block: what `__shared__` becomes on the host.
 struct SharedVariable {
-  std::size_t offset;    ///< from the start of the executable's thread-local block
+  std::size_t offset;  ///< from the start of the executable's thread-local block
   std::size_t bytes;
   std::string name;      ///< "tile"
   std::string function;  ///< mangled name of the function it is declared in
@@ -20,10 +20,10 @@ struct SharedVariable {
 /// Where the executable lies in memory and what is in it. Read once.
 struct Program {
   std::string path;
-  std::uintptr_t base = 0;                    ///< add to an address of the file for one of the process
-  std::uintptr_t begin = 0, end = 0;          ///< of all its segments
-  bool has_symbols = false;                   ///< false for a stripped executable
-  std::vector<SharedVariable> shared;         ///< sorted by offset
+  std::uintptr_t base = 0;             ///< add to an address of the file for one of the process
+  std::uintptr_t begin = 0, end = 0;   ///< of all its segments
+  bool has_symbols = false;            ///< false for a stripped executable
+  std::vector<SharedVariable> shared;  ///< sorted by offset
 };
 const Program& program();
 

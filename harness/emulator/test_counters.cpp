@@ -27,7 +27,9 @@ constexpr unsigned kAll = 0xffffffffu;
 Stream stream;
 
 std::string place(int line) { return "test_counters.cpp:" + std::to_string(line); }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 /// A buffer of `n` elements that the host has written.
 template <class T>
@@ -76,7 +78,8 @@ GlobalCounts loads_of(int stride, int offset = 0, unsigned threads = 32) {
   const Buffer<T> in = filled<T>(threads * static_cast<std::size_t>(std::abs(stride) + 1) + 64, "in");
   Buffer<T> out(threads, "out");
   if (stride < 0) offset += static_cast<int>(threads - 1) * -stride;
-  const Counters c = counted(strided_load<T>, dim3(1), dim3(threads), 0, in.data(), out.data(), stride, offset);
+  const Counters c =
+      counted(strided_load<T>, dim3(1), dim3(threads), 0, in.data(), out.data(), stride, offset);
   CHECK(c.total.stores().requests == (threads + 31) / 32);
   return c.of_buffer("in", Access::read);
 }
@@ -105,13 +108,13 @@ TEST_CASE("neighbouring lanes, neighbouring elements") {
 }
 
 TEST_CASE("strides, offsets, broadcasts, and warps that are not full") {
-  CHECK(loads_of<float>(2).sectors == 8);        // every second float: 256 bytes touched
+  CHECK(loads_of<float>(2).sectors == 8);  // every second float: 256 bytes touched
   CHECK(loads_of<float>(2).ideal_sectors == 4);
-  CHECK(loads_of<float>(8).sectors == 32);       // one float of each sector
-  CHECK(loads_of<float>(1, 1).sectors == 5);     // 128 bytes that start 4 bytes into a sector
-  CHECK(loads_of<float>(1, 8).sectors == 4);     // one sector further: aligned again
-  CHECK(loads_of<float>(-1).sectors == 4);       // the order of lanes does not matter
-  CHECK(loads_of<float>(0).sectors == 1);        // all lanes the same word
+  CHECK(loads_of<float>(8).sectors == 32);    // one float of each sector
+  CHECK(loads_of<float>(1, 1).sectors == 5);  // 128 bytes that start 4 bytes into a sector
+  CHECK(loads_of<float>(1, 8).sectors == 4);  // one sector further: aligned again
+  CHECK(loads_of<float>(-1).sectors == 4);    // the order of lanes does not matter
+  CHECK(loads_of<float>(0).sectors == 1);     // all lanes the same word
   CHECK(loads_of<float>(0).ideal_sectors == 1);
   CHECK(loads_of<float>(0).bytes == 128);        // asked for, though the same
   CHECK(loads_of<float4>(2).sectors == 32);      // 16 of every 32 bytes
@@ -122,6 +125,8 @@ TEST_CASE("strides, offsets, broadcasts, and warps that are not full") {
   CHECK(loads_of<float>(4864, 0, 256).sectors == 256);
 }
 
+#if !defined(__clang__) || \
+    __clang_major__ >= 15                // before, clang copies structures by a memcpy that cannot be seen
 constexpr int kCopyLine = __LINE__ + 8;  // the load; the store is on the next line
 __global__ void copy_struct(const uint4* in, uint4* out, const int* index) {
   struct Bytes18 {
@@ -152,6 +157,8 @@ TEST_CASE("a structure that is not a vector type is copied in pieces of its alig
   CHECK(g.sectors >= 9 * 17);
   CHECK(g.sectors <= 9 * 18);
 }
+
+#endif
 
 constexpr int kSumLine = __LINE__ + 4;
 __global__ void row_sum(const float* in, float* out, int n) {
@@ -226,7 +233,8 @@ __global__ void uneven_loops(const float* in, float* out, int outer) {
   }
 }
 
-TEST_CASE("loops with different trip counts: as many requests as the longest, and together again behind them") {
+TEST_CASE(
+    "loops with different trip counts: as many requests as the longest, and together again behind them") {
   const Buffer<float> in = filled<float>(1024, "in");
   Buffer<float> out(32 * 20, "out");
   const Counters c = counted(uneven_loops, dim3(1), dim3(32), 0, in.data(), out.data(), 20);
@@ -359,13 +367,13 @@ SharedCounts bank_loads(int stride, unsigned threads = 32) {
 TEST_CASE("4-byte accesses: the whole warp in one pass, unless a bank is asked for two words") {
   CHECK(bank_loads<float>(1).passes == 1);
   CHECK(bank_loads<float>(1).conflicts() == 0);
-  CHECK(bank_loads<float>(0).passes == 1);    // one word for all: a broadcast
-  CHECK(bank_loads<float>(2).passes == 2);    // 16 banks, two words each
+  CHECK(bank_loads<float>(0).passes == 1);  // one word for all: a broadcast
+  CHECK(bank_loads<float>(2).passes == 2);  // 16 banks, two words each
   CHECK(bank_loads<float>(2).conflicts() == 1);
-  CHECK(bank_loads<float>(3).passes == 1);    // odd strides visit all banks
+  CHECK(bank_loads<float>(3).passes == 1);  // odd strides visit all banks
   CHECK(bank_loads<float>(8).passes == 8);
-  CHECK(bank_loads<float>(32).passes == 32);  // a column of a 32-wide tile
-  CHECK(bank_loads<float>(33).passes == 1);   // the same, padded
+  CHECK(bank_loads<float>(32).passes == 32);        // a column of a 32-wide tile
+  CHECK(bank_loads<float>(33).passes == 1);         // the same, padded
   CHECK(bank_loads<unsigned char>(1).passes == 1);  // four lanes share a word
   CHECK(bank_loads<short>(2).passes == 1);
   CHECK(bank_loads<float>(1, 64).requests == 2);
@@ -443,7 +451,7 @@ TEST_CASE("occupancy on an H200") {
   CHECK(emu::occupancy(32, 0).fraction() == 0.5);
   CHECK(emu::occupancy(256, 100 * 1024).blocks_per_sm == 2);
   CHECK(std::string(emu::occupancy(256, 100 * 1024).limited_by) == "shared memory");
-  CHECK(emu::occupancy(33, 0).blocks_per_sm == 32);  // two warps
+  CHECK(emu::occupancy(33, 0).blocks_per_sm == 32);       // two warps
   CHECK(emu::occupancy(256, 0, 255).blocks_per_sm == 1);  // 8192 registers a warp: eight warps
   CHECK(std::string(emu::occupancy(256, 0, 255).limited_by) == "registers");
   CHECK(emu::occupancy(256, 0, 32).blocks_per_sm == 8);
@@ -533,14 +541,13 @@ TEST_CASE("a vector access must be aligned to its size") {
   const emu::Finding& f = c.findings[0];
   INFO(f.text);
   CHECK(f.check == Check::misaligned);
-  CHECK(contains(f.text, "thread (1,0,0): reads 16 bytes at an address that is not a multiple of 16: 'in' at byte 24"));
+  CHECK(contains(
+      f.text, "thread (1,0,0): reads 16 bytes at an address that is not a multiple of 16: 'in' at byte 24"));
   CHECK(f.line.line == kMisalignedLine);
 }
 
-constexpr int kRaceLine = __LINE__ + 2;
-__global__ void block_race(float* out) {
-  out[threadIdx.x] = static_cast<float>(blockIdx.x);
-}
+constexpr int kRaceLine = __LINE__ + 1;
+__global__ void block_race(float* out) { out[threadIdx.x] = static_cast<float>(blockIdx.x); }
 constexpr int kNeighbourLine = __LINE__ + 3;
 __global__ void read_neighbour(float* data, int n) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -605,12 +612,13 @@ TEST_CASE("handing over with a fence and an atomic is no race; without the fence
   Buffer<float> partial(16, "partial"), out(1, "out");
   for (int round = 0; round < 20; ++round) {
     Buffer<unsigned> arrived = filled<unsigned>(1, "arrived");
-    CHECK(counted(last_block_sums, dim3(16), dim3(64), 0, in.data(), partial.data(), arrived.data(), out.data(), 1)
+    CHECK(counted(last_block_sums, dim3(16), dim3(64), 0, in.data(), partial.data(), arrived.data(),
+                  out.data(), 1)
               .findings.empty());
   }
   Buffer<unsigned> arrived = filled<unsigned>(1, "arrived");
-  const Counters c =
-      faulty(last_block_sums, dim3(16), dim3(64), 0, in.data(), partial.data(), arrived.data(), out.data(), 0);
+  const Counters c = faulty(last_block_sums, dim3(16), dim3(64), 0, in.data(), partial.data(), arrived.data(),
+                            out.data(), 0);
   CHECK(c.findings[0].check == Check::global_race);
   CHECK(contains(c.findings[0].text, "'partial'"));
 }
@@ -651,7 +659,8 @@ TEST_CASE("a missing barrier is a race in shared memory, with both lines and bot
   REQUIRE(race != c.findings.end());
   INFO(race->text);
   CHECK(contains(race->text, "shared 'tile' at byte"));
-  const int low = std::min(race->line.line, race->other.line), high = std::max(race->line.line, race->other.line);
+  const int low = std::min(race->line.line, race->other.line),
+            high = std::max(race->line.line, race->other.line);
   CHECK(low == kStoreLine);
   CHECK(high == kStoreLine + 2);
   CHECK(contains(race->text, "with no barrier between them"));
@@ -689,13 +698,15 @@ __global__ void neighbours_in_a_word(unsigned char* out) {
   out[threadIdx.x] = bytes[threadIdx.x ^ 1u];
 }
 
-TEST_CASE("races in shared memory: two writers, a writer after a reader, lanes of one warp; and what is none") {
+TEST_CASE(
+    "races in shared memory: two writers, a writer after a reader, lanes of one warp; and what is none") {
   Buffer<int> ints(64, "ints");
   Counters c = faulty(all_write_one, dim3(1), dim3(32), 0, ints.data());
   CHECK(c.findings[0].check == Check::shared_race);
   CHECK(counted(all_write_one, dim3(1), dim3(1), 0, ints.data()).findings.empty());
   Buffer<float> out(64, "out");
-  CHECK(faulty(write_after_read, dim3(1), dim3(64), 0, out.data(), 0).findings[0].check == Check::shared_race);
+  CHECK(faulty(write_after_read, dim3(1), dim3(64), 0, out.data(), 0).findings[0].check ==
+        Check::shared_race);
   CHECK(counted(write_after_read, dim3(1), dim3(64), 0, out.data(), 1).findings.empty());
   c = faulty(warp_private, dim3(1), dim3(64), 0, out.data(), 0);
   CHECK(c.findings[0].check == Check::shared_race);
@@ -712,11 +723,12 @@ TEST_CASE("two blocks that write the same bytes of a buffer race, also when thei
   CHECK(!launch(neighbours_in_a_word, dim3(2), dim3(64), 0, stream, bytes.data()).ok());
 }
 
-constexpr int kUnsetLine = __LINE__ + 4;
+constexpr int kUnsetLine = __LINE__ + 5;
 __global__ void unset_shared(float* out) {
   __shared__ float tile[64];
   if (threadIdx.x < 63) tile[threadIdx.x] = 1.0f;
-  __syncthreads();  out[threadIdx.x] = tile[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = tile[threadIdx.x];
 }
 
 TEST_CASE("reading shared memory that nobody wrote in this block") {
@@ -772,7 +784,7 @@ TEST_CASE("barriers and collectives that are not met are findings too") {
 // --- Reports ----------------------------------------------------------------------------------------------------
 
 TEST_CASE("counting is off unless asked for, and ends with its object") {
-  CHECK(!emu::counting_now());
+  const emu::counting outer(false);  // whatever LADDER_EMULATOR_CHECK says
   const Buffer<float> in = filled<float>(64, "in");
   Buffer<float> out(64, "out");
   {
@@ -795,11 +807,13 @@ TEST_CASE("the same launch gives the same counts, whatever thread runs which blo
   const std::string first =
       emu::json(counted(collectives_and_barriers, dim3(64), dim3(256), 0, in.data(), out.data()));
   for (int i = 0; i < 5; ++i) {
-    CHECK(emu::json(counted(collectives_and_barriers, dim3(64), dim3(256), 0, in.data(), out.data())) == first);
+    CHECK(emu::json(counted(collectives_and_barriers, dim3(64), dim3(256), 0, in.data(), out.data())) ==
+          first);
   }
 }
 
-TEST_CASE("the text report fits in 100 columns and says the numbers; the listing has them beside the source") {
+TEST_CASE(
+    "the text report fits in 100 columns and says the numbers; the listing has them beside the source") {
   const Buffer<float> in = filled<float>(32 * 4864, "weights");
   Buffer<float> out(32, "out");
   const Counters c = counted(row_sum, dim3(1), dim3(32), 0, in.data(), out.data(), 4864);
@@ -825,7 +839,7 @@ TEST_CASE("JSON: totals in the record's fields, and the details by line and buff
   CHECK(contains(record, "\"bytes_requested\": 12928"));  // 3200 loads and 32 stores of 4 bytes
   CHECK(contains(record, "\"unique_bytes\": 12928"));     // 400 and 4 sectors
   CHECK(contains(record, "\"divergent_branches\": 0"));
-  CHECK(!contains(record, "bank_passes"));                // the kernel has no shared memory: absent, not zero
+  CHECK(!contains(record, "bank_passes"));  // the kernel has no shared memory: absent, not zero
   const std::string all = emu::json(c);
   CHECK(contains(all, "\"buffer\": \"in \\\"quoted\\\"\", \"access\": \"load\", \"requests\": 100"));
   CHECK(contains(all, "\"line\": " + std::to_string(kSumLine)));
@@ -862,7 +876,8 @@ TEST_CASE("counting costs at most thirty times as much as not counting") {
     for (int i = 0; i < 5; ++i) {
       const auto t0 = std::chrono::steady_clock::now();
       require(launch(row_sum, dim3(1), dim3(kRows), 0, stream, in.data(), out.data(), kColumns));
-      seconds = std::min(seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count());
+      seconds =
+          std::min(seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count());
     }
     return seconds;
   };

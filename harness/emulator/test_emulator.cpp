@@ -6,6 +6,9 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -36,7 +39,9 @@ Buffer<T> upload(const std::vector<T>& v, const char* name = "buffer") {
 }
 
 std::string line_text(int line) { return "test_emulator.cpp:" + std::to_string(line); }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -191,8 +196,8 @@ __global__ void shuffles(T* out) {
   const T v = static_cast<T>(100 + lane);
   T* o = out + lane * 10;
   o[0] = __shfl_sync(kAll, v, 5);
-  o[1] = __shfl_sync(kAll, v, lane + 3);        // wraps around
-  o[2] = __shfl_sync(kAll, v, lane + 1, 8);     // within groups of eight
+  o[1] = __shfl_sync(kAll, v, lane + 3);     // wraps around
+  o[2] = __shfl_sync(kAll, v, lane + 1, 8);  // within groups of eight
   o[3] = __shfl_up_sync(kAll, v, 2);
   o[4] = __shfl_up_sync(kAll, v, 3, 16);
   o[5] = __shfl_down_sync(kAll, v, 4);
@@ -283,7 +288,10 @@ TEST_CASE("votes, matches and masks") {
     REQUIRE(o[2] == 0);
     REQUIRE(o[3] == 1);
     REQUIRE(o[4] == 0);
-    REQUIRE(o[5] == (lane < 10 ? 0x000003ffu : lane < 20 ? 0x000ffc00u : lane < 30 ? 0x3ff00000u : 0xc0000000u));
+    REQUIRE(o[5] == (lane < 10   ? 0x000003ffu
+                     : lane < 20 ? 0x000ffc00u
+                     : lane < 30 ? 0x3ff00000u
+                                 : 0xc0000000u));
     REQUIRE(o[6] == kAll + 1);  // all lanes, and the predicate
     REQUIRE(o[7] == 0);
     REQUIRE(o[8] == kAll);
@@ -430,7 +438,8 @@ __global__ void shared_histogram(const int* in, int* out, int n) {
   __shared__ int bins[16];
   if (threadIdx.x < 16) bins[threadIdx.x] = 0;
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) atomicAdd(&bins[in[i]], 1);
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
+    atomicAdd(&bins[in[i]], 1);
   __syncthreads();
   if (threadIdx.x < 16) out[threadIdx.x] = bins[threadIdx.x];
 }
@@ -450,7 +459,8 @@ TEST_CASE("atomics on shared memory") {
 
 // --- Vector types and instructions ------------------------------------------------------------------------------
 
-__global__ void vector_loads(const float4* f, const int2* i, const uchar4* u, float4* fo, int2* io, uchar4* uo) {
+__global__ void vector_loads(const float4* f, const int2* i, const uchar4* u, float4* fo, int2* io,
+                             uchar4* uo) {
   const unsigned k = threadIdx.x;
   const float4 v = f[k];
   fo[k] = make_float4(v.w, v.z, v.y, v.x);
@@ -480,7 +490,8 @@ TEST_CASE("vector types load and store as wholes") {
   Buffer<int2> oi(64);
   Buffer<uchar4> ou(64);
   Stream s;
-  require(launch(vector_loads, dim3(1), dim3(64), 0, s, bf.data(), bi.data(), bu.data(), of.data(), oi.data(), ou.data()));
+  require(launch(vector_loads, dim3(1), dim3(64), 0, s, bf.data(), bi.data(), bu.data(), of.data(), oi.data(),
+                 ou.data()));
   const auto rf = download(of);
   const auto ri = download(oi);
   const auto ru = download(ou);
@@ -737,10 +748,12 @@ TEST_CASE("an exception or a trap in a kernel is the launch's error; the first b
 
 __global__ void far_write(float* p, long long i) { p[i] = 1.0f; }
 
-[[gnu::noinline]] int recurse(volatile int* p, int depth) {
+int recurse(volatile int* p, int depth);
+int (*volatile recurse_again)(volatile int*, int) = recurse;  // or the compiler makes a loop of it
+int recurse(volatile int* p, int depth) {
   volatile char frame[4096];
-  frame[0] = static_cast<char>(depth);
-  return depth == 0 ? *p : recurse(p, depth - 1) + frame[0];
+  frame[depth * 13 % 4096] = 1;
+  return depth == 0 ? *p : recurse_again(p, depth - 1) + frame[depth * 13 % 4096];
 }
 __global__ void deep(int* out, int depth) { out[0] = recurse(out, depth); }
 
@@ -783,17 +796,66 @@ TEST_CASE("launches beyond the device's limits are refused, with the limit") {
   CHECK(contains(message(dim3(1), dim3(0), 0), "has no threads"));
   CHECK(contains(message(dim3(0), dim3(1), 0), "has no blocks"));
   CHECK(contains(message(dim3(1, 65536), dim3(1), 0), "is beyond"));
-  CHECK(contains(message(dim3(1), dim3(1), 227 * 1024 + 1), "dynamic bytes of shared memory; allowed are 232448"));
-  emu::use_device_model("nvidia-rtx-4090");
-  CHECK(contains(message(dim3(1), dim3(1), 227 * 1024), "allowed are 101376 (limits of NVIDIA GeForce RTX 4090"));
+  CHECK(contains(message(dim3(1), dim3(1), 227 * 1024 + 1),
+                 "dynamic bytes of shared memory; allowed are 232448"));
+  emu::use_device_model("nvidia-geforce-rtx-4090");
+  CHECK(contains(message(dim3(1), dim3(1), 227 * 1024),
+                 "allowed are 101376 (limits of NVIDIA GeForce RTX 4090"));
   emu::use_device_model("nvidia-h200");
-  CHECK_THROWS_WITH_AS(emu::use_device_model("h300"), doctest::Contains("no device model 'h300'; known: nvidia-h200"),
-                       DeviceError);
+  CHECK_THROWS_WITH_AS(emu::use_device_model("h300"),
+                       doctest::Contains("no device model 'h300'; known: nvidia-h200"), DeviceError);
   Buffer<float> out(32);
   require(launch(large_static, dim3(1), dim3(32), 180 * 1024 - 1024, s, out.data()));
   CHECK(contains(launch(large_static, dim3(1), dim3(32), 180 * 1024, s, out.data()).message(),
                  "49152 static and 184320 dynamic bytes"));
-  CHECK(contains(launch(LaunchOptions{.cooperative = true}, nothing, dim3(1), dim3(1), 0, s).message(), "needs a GPU"));
+  CHECK(contains(launch(LaunchOptions{.cooperative = true}, nothing, dim3(1), dim3(1), 0, s).message(),
+                 "needs a GPU"));
+}
+
+TEST_CASE("the device models agree with data/devices") {
+  for (const emu::DeviceModel& m : emu::device_models()) {
+    const auto file = std::filesystem::path(__FILE__).parent_path() / "../../data/devices" /
+                      (std::string(m.slug) + ".json");
+    std::ifstream in(file);
+    INFO(file.string());
+    REQUIRE(in.good());
+    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    const auto has = [&](const char* key, std::size_t value) {
+      return contains(text, "\"" + std::string(key) + "\": " + std::to_string(value) + ",");
+    };
+    CHECK(contains(text, "\"name\": \"" + std::string(m.name) + "\""));
+    CHECK(contains(
+        text, "\"compute_capability\": \"" + std::to_string(m.cc_major) + "." + std::to_string(m.cc_minor)));
+    CHECK(has("sms", static_cast<std::size_t>(m.sms)));
+    CHECK(has("l2_bytes", m.l2_bytes));
+    CHECK(has("shared_bytes_per_block_optin", m.shared_per_block_optin));
+    CHECK(has("shared_bytes_per_sm", m.shared_per_sm));
+    CHECK(has("max_threads_per_sm", static_cast<std::size_t>(m.max_threads_per_sm)));
+    CHECK(has("registers_per_sm", static_cast<std::size_t>(m.registers_per_sm)));
+    CHECK(has("warp_size", emu::kWarpSize));
+    CHECK(has("shared_banks", emu::kBanks));
+  }
+}
+
+__global__ void gather(unsigned* out) {
+  const unsigned mine[2] = {threadIdx.x * 10, threadIdx.x + 1000};
+  unsigned all[32][2];
+  emu::warp_gather(mine, all, sizeof mine, emu::Instruction::mma_s8);
+  unsigned sum = 0;
+  for (unsigned i = 0; i < 32; ++i) sum += (i + 1) * (all[i][0] + all[i][1]);
+  out[threadIdx.x] = sum;
+}
+
+TEST_CASE("an emulated warp-wide instruction sees the operands of all lanes") {
+  Stream s;
+  Buffer<unsigned> out(64);
+  require(launch(gather, dim3(1), dim3(64), 0, s, out.data()));
+  const auto r = download(out);
+  for (unsigned t = 0; t < 64; ++t) {
+    unsigned sum = 0;
+    for (unsigned i = 0; i < 32; ++i) sum += (i + 1) * (11 * (t / 32 * 32 + i) + 1000);
+    REQUIRE(r[t] == sum);
+  }
 }
 
 // --- The seam ---------------------------------------------------------------------------------------------------

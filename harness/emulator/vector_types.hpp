@@ -1,26 +1,80 @@
 // CUDA's vector types, dim3, and their make_ functions for the host compiler, with CUDA's sizes and alignments.
 #pragma once
 
+#include <type_traits>
+
+// LADDER_EMU_WHOLE(name, bytes, ...): what makes a copy one access of that many bytes. g++ keeps a structure whole when
+// told to (see cuda.hpp). clang would copy it member by member, so for clang copying goes through one integer or
+// vector; the type is then no longer trivially copyable in the language's sense, but still a bag of bytes.
+#if defined(__clang__)
+namespace ladder::emu {
+template <int Bytes>
+struct Whole;
+template <>
+struct Whole<2> {
+  typedef unsigned short type __attribute__((may_alias));
+};
+template <>
+struct Whole<4> {
+  typedef unsigned type __attribute__((may_alias));
+};
+template <>
+struct Whole<8> {
+  typedef unsigned long long type __attribute__((may_alias));
+};
+template <>
+struct Whole<16> {
+  typedef float type __attribute__((vector_size(16), may_alias));
+};
+}  // namespace ladder::emu
+#define LADDER_EMU_WHOLE(name, bytes)                                                            \
+  using ladder_emu_whole = ladder::emu::Whole<bytes>::type;                                      \
+  name() = default;                                                                              \
+  name(const name& o) {                                                                          \
+    *reinterpret_cast<ladder_emu_whole*>(this) = *reinterpret_cast<const ladder_emu_whole*>(&o); \
+  }                                                                                              \
+  name& operator=(const name& o) {                                                               \
+    *reinterpret_cast<ladder_emu_whole*>(this) = *reinterpret_cast<const ladder_emu_whole*>(&o); \
+    return *this;                                                                                \
+  }
+#define LADDER_EMU_INIT(...) __VA_ARGS__
+#else
+#define LADDER_EMU_WHOLE(name, bytes)
+#define LADDER_EMU_INIT(...)
+#endif
+
+namespace ladder::emu {
+/// Types that can be moved about as bytes: what buffers and shuffles take.
+template <class T>
+inline constexpr bool kCopiesAsBytes = std::is_trivially_copyable_v<T> || requires {
+  typename T::ladder_emu_whole;
+};
+}  // namespace ladder::emu
+
 // One structure and one maker per (name, element, count); the alignment is what makes a 16-byte load possible.
 #define LADDER_EMU_VEC1(name, T) \
   struct name {                  \
     T x;                         \
   };                             \
   static inline name make_##name(T x) { return name{x}; }
-#define LADDER_EMU_VEC2(name, T, bytes) \
-  struct alignas(bytes) name {          \
-    T x, y;                             \
-  };                                    \
+#define LADDER_EMU_VEC2(name, T, bytes)                      \
+  struct alignas(bytes) name {                               \
+    T x, y;                                                  \
+    LADDER_EMU_WHOLE(name, bytes)                            \
+    LADDER_EMU_INIT(constexpr name(T a, T b) : x(a), y(b){}) \
+  };                                                         \
   static inline name make_##name(T x, T y) { return name{x, y}; }
 #define LADDER_EMU_VEC3(name, T) \
   struct name {                  \
     T x, y, z;                   \
   };                             \
   static inline name make_##name(T x, T y, T z) { return name{x, y, z}; }
-#define LADDER_EMU_VEC4(name, T, bytes) \
-  struct alignas(bytes) name {          \
-    T x, y, z, w;                       \
-  };                                    \
+#define LADDER_EMU_VEC4(name, T, bytes)                                            \
+  struct alignas(bytes) name {                                                     \
+    T x, y, z, w;                                                                  \
+    LADDER_EMU_WHOLE(name, bytes)                                                  \
+    LADDER_EMU_INIT(constexpr name(T a, T b, T c, T d) : x(a), y(b), z(c), w(d){}) \
+  };                                                                               \
   static inline name make_##name(T x, T y, T z, T w) { return name{x, y, z, w}; }
 
 LADDER_EMU_VEC1(char1, signed char)

@@ -58,6 +58,7 @@ inline void fill(float* dst, std::size_t n, FillKind kind, unsigned seed, Stream
 #else
   stream.synchronize();
   fill_host(dst, n, kind, seed);
+  emu::note_written(dst, n * sizeof(float));  // behind the buffer's back
 #endif
 }
 

@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "harness/experiment/roofs.hpp"
 #if !defined(__CUDACC__)
 #include "harness/device/cpu_info.hpp"
+#include "harness/emulator/counters.hpp"
 #endif
 
 namespace ladder {
@@ -39,6 +41,9 @@ struct Options {
   std::string json_path;
   std::string compare_a, compare_b;
   int threads = 0;  ///< 0: all hardware threads
+  bool report = false,
+       annotate = false;  ///< emulator: print counts by source line, or in the source's margin
+  std::string pictures;   ///< emulator: folder for a picture of the first request of each line
   MeasureOptions measure;
 };
 
@@ -83,7 +88,11 @@ inline const char* kUsage =
     "  --compare A,B             time two rungs alternately and say which is faster\n"
     "  --threads N               CPU threads (default: all)\n"
     "  --time-limit-ms N         sampling time of one measurement (default 300)\n"
-    "  --json FILE               append one record a line to FILE; - is stdout\n";
+    "  --json FILE               append one record a line to FILE; - is stdout\n"
+    "on the emulator, where kernels are counted instead of timed:\n"
+    "  --report                  requests, sectors and bank passes of every source line\n"
+    "  --annotate                the source with these counts in the margin\n"
+    "  --pictures FOLDER         one request of each line that accesses memory, as SVG\n";
 
 inline Options parse_options(std::span<const std::string> args) {
   Options o;
@@ -137,6 +146,12 @@ inline Options parse_options(std::span<const std::string> args) {
       o.threads = static_cast<int>(parse_integer(a, value(a), 1, 4096));
     } else if (a == "--time-limit-ms") {
       o.measure.time_limit_ms = static_cast<double>(parse_integer(a, value(a), 1, 600000));
+    } else if (a == "--report") {
+      o.report = true;
+    } else if (a == "--annotate") {
+      o.annotate = true;
+    } else if (a == "--pictures") {
+      o.pictures = value(a);
     } else if (a == "--json") {
       o.json_path = value(a);
     } else if (a == "--compare") {
@@ -150,6 +165,9 @@ inline Options parse_options(std::span<const std::string> args) {
   }
   if (o.od.has_value() != o.id.has_value()) throw UsageError("--od and --id must be given together");
   if (o.od && !o.layer_names.empty()) throw UsageError("give either --layer or --od and --id, not both");
+  if ((o.report || o.annotate || !o.pictures.empty()) && o.executor != Executor::emulator) {
+    throw UsageError("--report, --annotate and --pictures need --on emulator");
+  }
   return o;
 }
 
@@ -304,6 +322,50 @@ inline double operand_budget(const Context& ctx) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+/// Runs the rung once more on set 0 with counting on, puts the totals into the record and prints what was asked
+/// for. Returns what the emulator's checks found wrong, one line each.
+inline std::vector<std::string> count_on_emulator(const Rung& rung, Operands& ops, Context& ctx,
+                                                  const Options& o, FILE* f, Record& record) {
+  const emu::counting on;
+  ops.out_buffer(0).poison();
+  const Status status = run_once(rung, ops, 0, ctx, ctx.stream);  // a finding makes it an error
+  const emu::Counters c = emu::last_launch();
+  record.counters_json = emu::record_json(c);
+  const emu::GlobalCounts& loads = c.total.loads();
+  std::fprintf(
+      f,
+      "  %llu load requests, %.1f sectors each where %.1f would do; %.3f MB asked for, %.3f MB in sectors, "
+      "%.3f MB distinct, %.3f MB declared; %llu bank conflicts\n",
+      static_cast<unsigned long long>(loads.requests), loads.sectors_per_request(),
+      loads.requests == 0 ? 0.0
+                          : static_cast<double>(loads.ideal_sectors) / static_cast<double>(loads.requests),
+      static_cast<double>(loads.bytes) / 1e6, static_cast<double>(loads.sectors * emu::kSectorBytes) / 1e6,
+      static_cast<double>((c.unique_sectors_read() + c.unique_sectors_written()) * emu::kSectorBytes) / 1e6,
+      record.traffic->total() / 1e6, static_cast<unsigned long long>(c.total.shared_total().conflicts()));
+  if (o.report) std::fprintf(f, "%s\n", emu::text_report(c).c_str());
+  if (o.annotate) std::fprintf(f, "%s\n", emu::annotated_source(c).c_str());
+  if (!o.pictures.empty()) {
+    std::filesystem::create_directories(o.pictures);
+    for (const emu::CapturedRequest& r : c.captured) {
+      const std::filesystem::path file =
+          std::filesystem::path(o.pictures) /
+          (rung.id + "-line" + std::to_string(r.line.line) + "-" + (r.shared ? "shared" : r.buffer) + ".svg");
+      std::ofstream out(file);
+      out << (r.shared ? emu::bank_picture(r) : emu::access_picture(r));
+      if (!out) throw std::runtime_error("--pictures: cannot write " + file.string());
+    }
+    std::fprintf(f, "  pictures of %zu requests are in %s\n", c.captured.size(), o.pictures.c_str());
+  }
+  std::vector<std::string> wrong;
+  for (const emu::Finding& finding : c.findings) {
+    wrong.push_back(std::string(emu::to_string(finding.check)) + ": " + finding.text);
+  }
+  if (wrong.empty() && !status.ok()) wrong.push_back(status.message());
+  return wrong;
+}
+#endif
+
 inline int run_compare(const Chapter& chapter, const Options& o, const std::vector<NamedMatrix>& matrices,
                        const std::vector<long long>& nts, Context& ctx, RecordSink& sink) {
   const Rung& a = find_rung(chapter, o.compare_a);
@@ -444,7 +506,17 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
         base.check_max_error_over_bound = checks[i].random.max_error_over_bound;
         if (!timed) {
           detail::print_row(f, base, detail::check_note(checks[i]));
-          sink.write(base);
+          int found = 0;
+#if !defined(__CUDACC__)
+          if (ctx.executor == Executor::emulator && !o.check_only) {
+            for (const std::string& line : detail::count_on_emulator(rung, ops, ctx, o, f, base)) {
+              ++found;
+              std::fprintf(f, "  FOUND %s\n", line.c_str());
+            }
+          }
+#endif
+          failures += found;
+          if (found == 0) sink.write(base);
           continue;
         }
         for (const std::string& mode : modes) {

@@ -76,7 +76,8 @@ struct Record {
   std::string why_not;
   std::optional<double> check_max_error_over_bound;
   std::optional<bool> check_exact_case;
-  JsonObject counters, params, peer;
+  std::string counters_json;  ///< the `counters` object, as JSON; empty without counters
+  JsonObject params, peer;
 
   double moved_bytes() const { return traffic ? traffic->total() : bytes_total.value_or(0.0); }
 
@@ -137,7 +138,7 @@ struct Record {
       if (check_exact_case) c.add("exact_case", *check_exact_case);
       o.add("check", c);
     }
-    if (!counters.empty()) o.add("counters", counters);
+    if (!counters_json.empty()) o.raw("counters", counters_json);
     if (!peer.empty()) o.add("peer", peer);
     return o.str();
   }

@@ -42,7 +42,8 @@ TEST_CASE("the byte model, to the byte") {
     CHECK(static_cast<long long>(t.out) == row.out);
     CHECK(static_cast<long long>(t.total()) == row.total);
     CHECK(static_cast<long long>(matmul_ops(row.shape)) == row.flop);
-    CHECK(arithmetic_intensity(row.type, row.acts, row.shape) == doctest::Approx(row.intensity).epsilon(0.005));
+    CHECK(arithmetic_intensity(row.type, row.acts, row.shape) ==
+          doctest::Approx(row.intensity).epsilon(0.005));
   }
   CHECK(decode_intensity_limit(f32) == 0.5);
   CHECK(decode_intensity_limit(q4_0) == doctest::Approx(3.5556).epsilon(1e-4));
@@ -50,11 +51,11 @@ TEST_CASE("the byte model, to the byte") {
 
 TEST_CASE("bytes per element of every type") {
   const std::pair<WeightType, double> expected[] = {
-      {WeightType::f32, 4},         {WeightType::f16, 2},           {WeightType::bf16, 2},
-      {WeightType::q8_0, 1.0625},   {WeightType::q6_k, .8203125},   {WeightType::q5_1, .75},
-      {WeightType::q5_0, .6875},    {WeightType::q5_k, .6875},      {WeightType::q4_1, .625},
-      {WeightType::q4_0, .5625},    {WeightType::q4_k, .5625},      {WeightType::iq4_nl, .5625},
-      {WeightType::iq4_xs, .53125}, {WeightType::q3_k, .4296875},   {WeightType::q2_k, .328125},
+      {WeightType::f32, 4},         {WeightType::f16, 2},         {WeightType::bf16, 2},
+      {WeightType::q8_0, 1.0625},   {WeightType::q6_k, .8203125}, {WeightType::q5_1, .75},
+      {WeightType::q5_0, .6875},    {WeightType::q5_k, .6875},    {WeightType::q4_1, .625},
+      {WeightType::q4_0, .5625},    {WeightType::q4_k, .5625},    {WeightType::iq4_nl, .5625},
+      {WeightType::iq4_xs, .53125}, {WeightType::q3_k, .4296875}, {WeightType::q2_k, .328125},
   };
   CHECK(std::size(expected) == kWeightTypes.size());
   for (const auto& [type, bytes] : expected) CHECK(info(type).bytes_per_element() == bytes);
@@ -64,7 +65,7 @@ TEST_CASE("bytes per element of every type") {
 TEST_CASE("layer shapes give the published parameter counts") {
   // Weights of the matmuls, the embedding (tied or not), norms and biases, against the counts of the model cards.
   const std::pair<const char*, long long> published[] = {
-      {"0.5b", 494032768},   {"1.5b", 1543714304},  {"3b", 3085938688},  {"7b", 7615616512},
+      {"0.5b", 494032768},  {"1.5b", 1543714304}, {"3b", 3085938688},   {"7b", 7615616512},
       {"14b", 14770033664}, {"32b", 32763876352}, {"72b", 72706203648},
   };
   for (std::size_t i = 0; i < kQwenSizes.size(); ++i) {
@@ -72,9 +73,9 @@ TEST_CASE("layer shapes give the published parameter counts") {
     CAPTURE(s.name);
     long long n = 0;
     for (const QwenLayer& l : qwen_layers(s)) n += l.count * l.od * l.id;
-    if (!s.tied) n += static_cast<long long>(s.vocab) * s.d_model;                           // token_embd
-    n += static_cast<long long>(s.layers) * (2 * s.d_model + s.d_model + 2 * s.d_kv());      // norms, biases
-    n += s.d_model;                                                                          // output_norm
+    if (!s.tied) n += static_cast<long long>(s.vocab) * s.d_model;                       // token_embd
+    n += static_cast<long long>(s.layers) * (2 * s.d_model + s.d_model + 2 * s.d_kv());  // norms, biases
+    n += s.d_model;                                                                      // output_norm
     CHECK(std::string(s.name) == published[i].first);
     CHECK(n == published[i].second);
   }
@@ -131,7 +132,8 @@ TEST_CASE("the checker accepts only what is finite and within the bound") {
   CHECK(check_outputs(std::vector<float>{1, ulp_off, 3}, value, magnitude, 4, shape).ok);
   CHECK_FALSE(check_outputs(std::vector<float>{1, ulp_off, 3}, value, magnitude, 0, shape).ok);
   // A reference that is not finite accepts nothing.
-  CHECK_FALSE(check_outputs(std::vector<float>{1, 2, 3}, std::vector<double>{1, 2, nan}, magnitude, 10, shape).ok);
+  CHECK_FALSE(
+      check_outputs(std::vector<float>{1, 2, 3}, std::vector<double>{1, 2, nan}, magnitude, 10, shape).ok);
   CHECK(rounding_factor(16) == 16);
   CHECK(rounding_factor(10000) == 800);
 }
