@@ -27,7 +27,8 @@ struct Context {
   DeviceInfo device;
   Stream stream;
 #if !defined(__CUDACC__)
-  std::unique_ptr<cpu::ThreadPool> pool;  ///< set when executor is cpu
+  std::unique_ptr<cpu::ThreadPool> pool;     ///< set when executor is cpu
+  std::unique_ptr<CpuReadProbe> read_probe;  ///< set by measure_roofs on the cpu
 #endif
   MeasuredRoofs roofs;
 };
@@ -199,6 +200,31 @@ inline Record describe(const Rung& rung, Shape shape, const std::string& layer, 
   return r;
 }
 
+/// A point this little above the roof is the noise of two measurements; higher, it did not come from memory.
+inline constexpr double kRoofTolerance = 1.03;
+
+/// Samples the rung until the stop rule of `options`. On the CPU each sample has one of the read roof beside it, and
+/// the record's roof becomes their median.
+inline TimeStats sample_with_roof(RungSampler& sampler, const MeasureOptions& options, Context& ctx,
+                                  Record& record) {
+#if !defined(__CUDACC__)
+  if (ctx.read_probe) {
+    std::vector<double> probe_ns;
+    const TimeStats time = sample(
+        [&] {
+          probe_ns.push_back(ctx.read_probe->once());
+          return sampler.once();
+        },
+        options);
+    if (record.roof) record.roof->bandwidth_gbps = ctx.read_probe->bytes() / summarize(probe_ns).median;
+    return time;
+  }
+#endif
+  (void)ctx;
+  (void)record;
+  return sample([&] { return sampler.once(); }, options);
+}
+
 /// Says what limits a measured record, and whether its point may stand under the memory roof.
 inline void judge(Record& r, const Context& ctx) {
   if (!r.time || !r.roof) return;
@@ -212,7 +238,7 @@ inline void judge(Record& r, const Context& ctx) {
   if (r.mode == "hot" && r.moved_bytes() < static_cast<double>(ctx.device.l2_bytes)) {
     r.valid = false;
     r.why_not = "operands fit in the last-level cache, so this point says nothing about memory";
-  } else if (gbps > 1.02 * r.roof->bandwidth_gbps) {
+  } else if (gbps > kRoofTolerance * r.roof->bandwidth_gbps) {
     r.valid = false;
     r.why_not = "above the memory roof: part of the operands came from a cache";
   }

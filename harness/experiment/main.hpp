@@ -523,7 +523,7 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
           Record r = base;
           r.mode = mode;
           RungSampler sampler(rung, ops, ctx, mode == "cold");
-          r.time = sample([&] { return sampler.once(); }, o.measure);
+          r.time = sample_with_roof(sampler, o.measure, ctx, r);
           judge(r, ctx);
           // A kernel that was right when checked can still be wrong when hurried.
           const CheckResult after = check_once(rung, ops, reference, CheckKind::random, ctx);

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -141,6 +143,36 @@ inline std::size_t cpu_roof_bytes(const DeviceInfo& device) {
   return std::max<std::size_t>(1 << 20, std::min(wanted, most) / 4096 * 4096);
 }
 
+#if !defined(__CUDACC__)
+/// Reads a buffer of at least eight last-level caches with all threads of the pool; `once()` is the time in ns. The
+/// memory of a shared machine can change its speed from one second to the next, so CPU rungs are timed in turns with
+/// this: each sample of a rung has one of the roof beside it.
+class CpuReadProbe {
+ public:
+  CpuReadProbe(const DeviceInfo& device, cpu::ThreadPool& pool)
+      : pool_(pool), buffer_(cpu_roof_bytes(device) / sizeof(std::uint32_t), "read roof") {
+    cpu::roof_write(buffer_.data(), buffer_.size(), kRoofSeed, cpu::Stores::cached, pool);
+    for (std::size_t i = 0; i < buffer_.size(); ++i) expected_ += cpu::roof_write_word(kRoofSeed, i);
+  }
+  double bytes() const { return static_cast<double>(buffer_.bytes()); }
+  /// Throws DeviceError if the sum is not what was written.
+  double once() {
+    const auto start = std::chrono::steady_clock::now();
+    const std::uint32_t sum = cpu::roof_read(buffer_.data(), buffer_.size(), pool_);
+    const double ns =
+        std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+    if (sum != expected_)
+      throw DeviceError("the CPU's roof_read returned a wrong sum; no roof can be measured");
+    return ns;
+  }
+
+ private:
+  cpu::ThreadPool& pool_;
+  Buffer<std::uint32_t> buffer_;
+  std::uint32_t expected_ = 0;
+};
+#endif
+
 namespace detail {
 
 inline MeasuredRoofs measure_device_roofs(const DeviceInfo& device, Stream& stream) {
@@ -219,25 +251,12 @@ inline MeasuredRoofs measure_device_roofs(const DeviceInfo& device, Stream& stre
 }
 
 #if !defined(__CUDACC__)
-inline MeasuredRoofs measure_cpu_roofs(const DeviceInfo& device, cpu::ThreadPool& pool) {
+inline MeasuredRoofs measure_cpu_roofs(CpuReadProbe& probe, cpu::ThreadPool& pool) {
   MeasureOptions options;
   options.time_limit_ms = 400;
   options.min_samples = 7;
   MeasuredRoofs roofs;
-  {
-    const std::size_t words = cpu_roof_bytes(device) / sizeof(std::uint32_t);
-    Buffer<std::uint32_t> buffer(words, "read roof");
-    cpu::roof_write(buffer.data(), words, kRoofSeed, cpu::Stores::cached, pool);
-    const std::size_t some = std::min<std::size_t>(words, 100003);
-    std::uint32_t expected = 0;
-    for (std::size_t i = 0; i < some; ++i) expected += cpu::roof_write_word(kRoofSeed, i);
-    if (cpu::roof_read(buffer.data(), some, pool) != expected) {
-      throw DeviceError("the CPU's roof_read returned a wrong sum; no roof can be measured");
-    }
-    HostSampler sampler([&](int) { (void)cpu::roof_read(buffer.data(), words, pool); }, 1);
-    const TimeStats t = sample([&] { return sampler.once(); }, options);
-    roofs.read_gbps = static_cast<double>(buffer.bytes()) / t.median;
-  }
+  roofs.read_gbps = probe.bytes() / sample([&] { return probe.once(); }, options).median;
   {
     const int values = cpu::fma_values();
     const auto threads = static_cast<std::size_t>(pool.size());
@@ -270,7 +289,10 @@ MeasuredRoofs measure_roofs(AnyContext& ctx) {
 #if defined(__CUDACC__)
   return detail::measure_device_roofs(ctx.device, ctx.stream);
 #else
-  if (ctx.executor == Executor::cpu) return detail::measure_cpu_roofs(ctx.device, *ctx.pool);
+  if (ctx.executor == Executor::cpu) {
+    ctx.read_probe = std::make_unique<CpuReadProbe>(ctx.device, *ctx.pool);
+    return detail::measure_cpu_roofs(*ctx.read_probe, *ctx.pool);
+  }
   return {};
 #endif
 }

@@ -27,6 +27,9 @@ constexpr std::size_t kLineWords = 64 / sizeof(std::uint32_t);
 // ---------------------------------------------------------------------------------------------------------
 // Any CPU.
 
+/// Runs that a thread reads side by side.
+constexpr std::size_t kReadRuns = 4;
+
 std::uint32_t read_portable(const std::uint32_t* words, std::size_t count) {
   std::array<std::uint32_t, 16> sum{};
   std::size_t i = 0;
@@ -86,19 +89,22 @@ void int8_portable(const std::uint32_t* operands, int steps, std::uint32_t* out)
 // AVX-512.
 
 // ANCHOR: cpu_roof_read
-/// The plain loop: for (i = 0; i < count; ++i) total += words[i]. Here with eight loads of 64 bytes in
-/// flight.
+/// The plain loop: for (i = 0; i < count; ++i) total += words[i]. Here as four runs side by side with two loads of 64
+/// bytes each: a core keeps more requests to memory open for several runs than for one, and rows of a matrix that are
+/// read together are several runs too.
 LADDER_AVX512 std::uint32_t read_avx512(const std::uint32_t* words, std::size_t count) {
-  constexpr std::size_t kLoads = 8, kStep = kLoads * kLineWords;
+  constexpr std::size_t kLoads = kReadRuns * 2, kStep = 2 * kLineWords;
+  const std::size_t run = count / kReadRuns / kStep * kStep;  // words in one run
   __m512i sum[kLoads];
   for (__m512i& s : sum) s = _mm512_setzero_si512();
-  std::size_t i = 0;
-  for (; i + kStep <= count; i += kStep) {
+  for (std::size_t i = 0; i < run; i += kStep) {
 #pragma GCC unroll 8
     for (std::size_t l = 0; l < kLoads; ++l) {
-      sum[l] = _mm512_add_epi32(sum[l], _mm512_loadu_si512(words + i + l * kLineWords));
+      const std::uint32_t* p = words + l / 2 * run + i + l % 2 * kLineWords;
+      sum[l] = _mm512_add_epi32(sum[l], _mm512_loadu_si512(p));
     }
   }
+  std::size_t i = kReadRuns * run;
   alignas(64) std::array<std::uint32_t, kLineWords> lanes{};
   for (std::size_t l = 1; l < kLoads; ++l) sum[0] = _mm512_add_epi32(sum[0], sum[l]);
   _mm512_store_si512(lanes.data(), sum[0]);
@@ -218,15 +224,17 @@ LADDER_AVX2 inline void store256(std::uint32_t* p, __m256i v) {
 }
 
 LADDER_AVX2 std::uint32_t read_avx2(const std::uint32_t* words, std::size_t count) {
-  constexpr std::size_t kLoads = 8, kStep = kLoads * kHalfLine;
+  constexpr std::size_t kLoads = kReadRuns * 2, kStep = 2 * kHalfLine;
+  const std::size_t run = count / kReadRuns / kStep * kStep;
   __m256i sum[kLoads];
   for (__m256i& s : sum) s = _mm256_setzero_si256();
-  std::size_t i = 0;
-  for (; i + kStep <= count; i += kStep) {
+  for (std::size_t i = 0; i < run; i += kStep) {
 #pragma GCC unroll 8
-    for (std::size_t l = 0; l < kLoads; ++l)
-      sum[l] = _mm256_add_epi32(sum[l], load256(words + i + l * kHalfLine));
+    for (std::size_t l = 0; l < kLoads; ++l) {
+      sum[l] = _mm256_add_epi32(sum[l], load256(words + l / 2 * run + i + l % 2 * kHalfLine));
+    }
   }
+  std::size_t i = kReadRuns * run;
   std::array<std::uint32_t, kHalfLine> lanes{};
   for (std::size_t l = 1; l < kLoads; ++l) sum[0] = _mm256_add_epi32(sum[0], sum[l]);
   store256(lanes.data(), sum[0]);
@@ -324,14 +332,17 @@ LADDER_AVX2 void int8_avx2(const std::uint32_t* operands, int steps, std::uint32
 // NEON.
 
 std::uint32_t read_neon(const std::uint32_t* words, std::size_t count) {
-  constexpr std::size_t kLoads = 8, kStep = kLoads * 4;
+  constexpr std::size_t kLoads = kReadRuns * 2, kStep = 2 * 4;
+  const std::size_t run = count / kReadRuns / kStep * kStep;
   uint32x4_t sum[kLoads];
   for (uint32x4_t& s : sum) s = vdupq_n_u32(0);
-  std::size_t i = 0;
-  for (; i + kStep <= count; i += kStep) {
+  for (std::size_t i = 0; i < run; i += kStep) {
 #pragma GCC unroll 8
-    for (std::size_t l = 0; l < kLoads; ++l) sum[l] = vaddq_u32(sum[l], vld1q_u32(words + i + l * 4));
+    for (std::size_t l = 0; l < kLoads; ++l) {
+      sum[l] = vaddq_u32(sum[l], vld1q_u32(words + l / 2 * run + i + l % 2 * 4));
+    }
   }
+  std::size_t i = kReadRuns * run;
   for (std::size_t l = 1; l < kLoads; ++l) sum[0] = vaddq_u32(sum[0], sum[l]);
   std::uint32_t total = vaddvq_u32(sum[0]);
   for (; i < count; ++i) total += words[i];
