@@ -18,8 +18,8 @@ namespace ladder {
 // MAP       grid(ceil(od/256), nt) block(256): thread.x -> output, block.y -> token
 // NEEDS     any od >= 1, id >= 1, 1 <= nt <= 65535 (limit of grid.y)
 // TRAFFIC   weights 4*od*id B for *each* token, acts 4*nt*id B, out 4*nt*od B     WORK 2*nt*od*id FLOP
-// LOOK FOR  the same SASS as gemv_scalar
-// EXPECT    equal to gemv_scalar at nt = 1; above that, a matrix larger than L2 is read nt times
+// LOOK FOR  a loop like gemv_scalar's: two LDG.E and one FFMA a step
+// EXPECT    the same time as gemv_scalar to a few per cent, at any nt: both ask for every weight once per token
 // BUILD     as above
 // ANCHOR: gemv_scalar_grid2d
 __global__ void __launch_bounds__(256) gemv_scalar_grid2d(const float* __restrict__ weights,  // [od][id]
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(256) gemv_scalar_grid2d(const float* __restric
 // NEEDS     any nt >= 1, od >= 1, id >= 1
 // TRAFFIC   weights 4*od*id B for every eight tokens, acts 4*nt*id B, out 4*nt*od B     WORK 2*nt*od*id FLOP
 // LOOK FOR  SASS: one LDG for a weight, then eight FFMA
-// EXPECT    equal to gemv_scalar at nt = 1; nt = 8 asks for the weights once where the other two ask eight times,
+// EXPECT    slower than gemv_scalar at nt = 1; nt = 8 asks for the weights once where the other two ask eight times,
 //           but with an eighth of gemv_scalar's threads to ask with
 // BUILD     as above
 // ANCHOR: gemv_scalar_inner

@@ -186,7 +186,7 @@ inline Chapter chapter_02() {
     return e == Executor::cpu ? static_cast<double>(s.id + 2)
                               : static_cast<double>(s.id) / 32 + 4 + 5 + 8 + 2;
   };
-  Rung& vec = add("gemv_vec", "eight 16-byte loads in flight per thread", final_rung);
+  Rung& vec = add("gemv_vec", "64 KiB of 16-byte loads in flight on every SM", final_rung);
   vec.device = launch_gemv_vec;
   vec.roundings = vec_roundings;
 #if !defined(__CUDACC__)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
@@ -166,6 +167,22 @@ struct Last {
   std::mutex mutex;
   Counters counters;
 };
+
+/// ladder::gemv_vec<1, 4> -> gemv_vec-1-4
+std::string file_prefix(const std::string& kernel) {
+  const std::size_t scope = kernel.rfind("::", kernel.find('<'));
+  std::string prefix;
+  for (const char letter : kernel.substr(scope == std::string::npos ? 0 : scope + 2)) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '_') {
+      prefix += letter;
+    } else if (!prefix.empty() && prefix.back() != '-') {
+      prefix += '-';
+    }
+  }
+  while (!prefix.empty() && prefix.back() == '-') prefix.pop_back();
+  return prefix;
+}
+
 // Never destroyed, like all that a launch of a static object's destructor may still use.
 Last& last() {
   static Last* l = new Last;
@@ -184,6 +201,9 @@ Counters last_launch() {
 }
 
 void set_last_launch(Counters c) {
+  if (const char* folder = std::getenv("LADDER_EMULATOR_PICTURES"); folder != nullptr && *folder != '\0') {
+    write_pictures(c, folder, file_prefix(c.kernel));
+  }
   const std::lock_guard lock(last().mutex);
   last().counters = std::move(c);
 }

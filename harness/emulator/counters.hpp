@@ -167,6 +167,7 @@ struct Counters {
   std::string kernel;
   dim3 grid, block;
   std::size_t static_shared_bytes = 0, dynamic_shared_bytes = 0;
+  unsigned registers = 0;    ///< of one thread; 0: not known (see registers_per_thread)
   std::size_t l1_bytes = 0;  ///< of the L1 model, for one block
   Occupancy occupancy;
   Counts total;
@@ -212,5 +213,10 @@ std::string json(const Counters& c);
 /// SVG pictures of one request: lanes against sectors, and lanes against banks.
 std::string access_picture(const CapturedRequest& r);
 std::string bank_picture(const CapturedRequest& r);
+/// Writes the picture of every captured request into a folder, which is made if need be:
+/// `prefix`-line64-weights.svg, `prefix`-line121-shared.svg. Throws std::runtime_error when a file cannot be written.
+/// LADDER_EMULATOR_PICTURES=FOLDER does this after every counted launch, with the kernel's name as the prefix.
+std::vector<std::string> write_pictures(const Counters& c, const std::string& folder,
+                                        const std::string& prefix);
 
 }  // namespace ladder::emu

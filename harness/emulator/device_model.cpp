@@ -1,7 +1,10 @@
 #include "harness/emulator/device_model.hpp"
 
 #include <atomic>
+#include <charconv>
+#include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
 
 #include "harness/device/status.hpp"
@@ -9,45 +12,79 @@
 namespace ladder::emu {
 namespace {
 
-constexpr std::size_t KiB = 1024, MiB = 1024 * 1024;
-
-constexpr DeviceModel kModels[] = {
-    {"nvidia-h200", "NVIDIA H200", 9, 0, 132, 1024, 2048, 32, 65536, 50 * MiB, 256 * KiB, 48 * KiB, 227 * KiB,
-     228 * KiB, KiB},
-    {"nvidia-a100-sxm4-80gb", "NVIDIA A100-SXM4-80GB", 8, 0, 108, 1024, 2048, 32, 65536, 40 * MiB, 192 * KiB,
-     48 * KiB, 163 * KiB, 164 * KiB, KiB},
-    {"nvidia-geforce-rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 1024, 1536, 24, 65536, 72 * MiB,
-     128 * KiB, 48 * KiB, 99 * KiB, 100 * KiB, KiB},
-    {"nvidia-gb10", "NVIDIA GB10", 12, 1, 48, 1024, 1536, 24, 65536, 24 * MiB, 128 * KiB, 48 * KiB, 99 * KiB,
-     100 * KiB, KiB},
-};
-
-const DeviceModel& find(std::string_view slug) {
-  std::string known;
-  for (const DeviceModel& m : kModels) {
-    if (slug == m.slug) return m;
-    known += known.empty() ? "" : ", ";
-    known += m.slug;
+const DeviceModel* find(std::string_view slug) {
+  for (const DeviceModel& m : device_models()) {
+    if (slug == m.slug) return &m;
   }
-  throw DeviceError("no device model '" + std::string(slug) + "'; known: " + known);
+  return nullptr;
+}
+
+std::string unknown(std::string_view slug) {
+  std::string known;
+  for (const DeviceModel& m : device_models()) known += (known.empty() ? "" : ", ") + std::string(m.slug);
+  return "no device model '" + std::string(slug) + "'; known: " + known;
+}
+
+/// A mistake in the environment, found where no caller could do anything about it.
+[[noreturn]] void refuse(const std::string& variable, const std::string& what) {
+  std::fprintf(stderr, "%s: %s\n", variable.c_str(), what.c_str());
+  std::exit(2);
 }
 
 std::atomic<const DeviceModel*> chosen{nullptr};
 
-}  // namespace
+struct Registers {
+  unsigned all = 0;
+  std::map<std::string, unsigned, std::less<>> by_kernel;
+};
 
-std::span<const DeviceModel> device_models() { return kModels; }
+Registers read_registers() {
+  Registers r;
+  const char* text = std::getenv("LADDER_EMULATOR_REGISTERS");
+  std::string_view rest = text == nullptr ? "" : text;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find(';'));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+    const std::size_t equals = part.rfind('=');
+    const std::string_view digits = equals == std::string_view::npos ? part : part.substr(equals + 1);
+    unsigned n = 0;
+    const auto [end, error] = std::from_chars(digits.begin(), digits.end(), n);
+    if (error != std::errc() || end != digits.end() || n < 1 || n > 255) {
+      refuse("LADDER_EMULATOR_REGISTERS",
+             "'" + std::string(part) + "' is neither a number from 1 to 255 nor kernel=number");
+    }
+    if (equals == std::string_view::npos) {
+      r.all = n;
+    } else {
+      r.by_kernel[std::string(part.substr(0, equals))] = n;
+    }
+  }
+  return r;
+}
+
+}  // namespace
 
 const DeviceModel& device_model() {
   const DeviceModel* m = chosen.load(std::memory_order_acquire);
   if (m == nullptr) {
     const char* slug = std::getenv("LADDER_EMULATOR_DEVICE");
-    m = slug == nullptr || *slug == '\0' ? &kModels[0] : &find(slug);
+    m = slug == nullptr || *slug == '\0' ? &device_models().front() : find(slug);
+    if (m == nullptr) refuse("LADDER_EMULATOR_DEVICE", unknown(slug));
     chosen.store(m, std::memory_order_release);
   }
   return *m;
 }
 
-void use_device_model(std::string_view slug) { chosen.store(&find(slug), std::memory_order_release); }
+void use_device_model(std::string_view slug) {
+  const DeviceModel* m = find(slug);
+  if (m == nullptr) throw DeviceError(unknown(slug));
+  chosen.store(m, std::memory_order_release);
+}
+
+unsigned registers_per_thread(std::string_view kernel) {
+  static const Registers registers = read_registers();
+  const auto it = registers.by_kernel.find(kernel);
+  return it != registers.by_kernel.end() ? it->second : registers.all;
+}
 
 }  // namespace ladder::emu

@@ -88,7 +88,8 @@ Observation::Observation(const LaunchRequest& r)
   const std::size_t shared = static_shared_bytes(r.kernel) + r.shared_bytes;
   const std::uint64_t resident = std::max<std::uint64_t>(
       1, std::min<std::uint64_t>(
-             occupancy(r.block.x * r.block.y * r.block.z, shared).blocks_per_sm,
+             occupancy(r.block.x * r.block.y * r.block.z, shared, registers_per_thread(kernel_name(r.kernel)))
+                 .blocks_per_sm,
              (blocks + static_cast<std::uint64_t>(m.sms) - 1) / static_cast<std::uint64_t>(m.sms)));
   const std::size_t taken = resident * (shared + m.shared_reserved_per_block);
   l1_lines = (m.l1_and_shared_per_sm - std::min(taken, m.l1_and_shared_per_sm)) / resident / kLineBytes;
@@ -151,8 +152,9 @@ Counters Observation::finish(const std::string& kernel) {
   c.dynamic_shared_bytes = request->shared_bytes;
   c.static_shared_bytes = static_shared_bytes(request->kernel);
   c.l1_bytes = l1_lines * kLineBytes;
+  c.registers = registers_per_thread(kernel);
   c.occupancy = occupancy(request->block.x * request->block.y * request->block.z,
-                          c.static_shared_bytes + c.dynamic_shared_bytes);
+                          c.static_shared_bytes + c.dynamic_shared_bytes, c.registers);
 
   // All lines in one question to the debug information.
   std::vector<std::uintptr_t> addresses;

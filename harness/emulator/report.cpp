@@ -5,10 +5,14 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
+#include <stdexcept>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "harness/emulator/counters.hpp"
 #include "harness/experiment/json.hpp"
@@ -91,9 +95,11 @@ std::string text_report(const Counters& c) {
                std::to_string(c.block.y) + "," + std::to_string(c.block.z) + ")  shared " +
                std::to_string(c.static_shared_bytes) + " + " + std::to_string(c.dynamic_shared_bytes) + " B",
            100, "");
-  out += print("occupancy at most %u blocks, %u of %u warps an SM (limit: %s); L1 model %s a block\n",
-               c.occupancy.blocks_per_sm, c.occupancy.warps_per_sm, c.occupancy.max_warps_per_sm,
-               c.occupancy.limited_by, bytes_text(c.l1_bytes).c_str());
+  out += print("occupancy at most %u blocks, %u of %u warps an SM (limit: %s)\n", c.occupancy.blocks_per_sm,
+               c.occupancy.warps_per_sm, c.occupancy.max_warps_per_sm, c.occupancy.limited_by);
+  out += (c.registers == 0 ? "registers not known, so they limit nothing"
+                           : std::to_string(c.registers) + " registers a thread") +
+         "; L1 model " + bytes_text(c.l1_bytes) + " a block\n";
 
   const bool global = c.total.global_total().requests > 0;
   if (global) {
@@ -173,7 +179,7 @@ std::string annotated_source(const Counters& c) {
     }
     std::vector<std::string> source(1);
     for (std::string text; std::getline(in, text);) source.push_back(text);
-    out += " requests sect/req (ideal) passes/req diverge  line\n";
+    out += " requests sect/req (ideal) pass/req diverge  line\n";
     std::set<int> shown;
     constexpr int kAround = 2;
     for (const auto& [line, counts] : lines) {
@@ -181,11 +187,15 @@ std::string annotated_source(const Counters& c) {
         if (i >= 1 && i < static_cast<int>(source.size())) shown.insert(i);
       }
     }
+    constexpr std::size_t kMargin = 41, kWidth = 100;
+    std::size_t common = kWidth;  // indentation of all lines shown
+    for (const int i : shown)
+      common = std::min(common, source[static_cast<std::size_t>(i)].find_first_not_of(' '));
     int previous = 0;
     for (const int i : shown) {
-      if (previous != 0 && i != previous + 1) out += std::string(48, ' ') + "...\n";
+      if (previous != 0 && i != previous + 1) out += std::string(kMargin, ' ') + "  ...\n";
       previous = i;
-      std::string margin(43, ' ');
+      std::string margin(kMargin, ' ');
       const auto it = lines.find(i);
       if (it != lines.end()) {
         const GlobalCounts g = it->second.global_total();
@@ -195,12 +205,25 @@ std::string annotated_source(const Counters& c) {
         margin += g.requests > 0
                       ? print("%8.2f %7.2f ", g.sectors_per_request(), ratio(g.ideal_sectors, g.requests))
                       : std::string(17, ' ');
-        margin += s.requests > 0 ? print("%10.2f ", ratio(s.passes, s.requests)) : std::string(11, ' ');
+        margin += s.requests > 0 ? print("%8.2f ", ratio(s.passes, s.requests)) : std::string(9, ' ');
         const std::uint64_t d = it->second.control.divergent_branches;
         margin += d > 0 ? print("%7s", grouped(d).c_str()) : std::string(7, ' ');
-        margin.resize(std::max<std::size_t>(margin.size(), 43), ' ');
+        margin.resize(std::max(margin.size(), kMargin), ' ');
       }
-      std::string row = margin + print(" %5d ", i) + source[static_cast<std::size_t>(i)];
+      // A line that is too long goes on below itself.
+      std::string text = source[static_cast<std::size_t>(i)];
+      text.erase(0, std::min(text.size(), common));
+      const std::size_t own = std::min(text.find_first_not_of(' '), kWidth / 4);
+      std::string row = margin + print(" %5d ", i);
+      while (row.size() + text.size() > kWidth) {
+        std::size_t fits = kWidth - row.size();
+        const std::size_t space = text.rfind(' ', fits);
+        if (space != std::string::npos && text.find_first_not_of(' ') < space) fits = space;
+        out += row + text.substr(0, fits) + "\n";
+        row = std::string(kMargin + 7 + own + 4, ' ');
+        text.erase(0, std::min(text.find_first_not_of(' ', fits), text.size()));
+      }
+      row += text;
       while (!row.empty() && row.back() == ' ') row.pop_back();
       out += row + "\n";
     }
@@ -282,6 +305,7 @@ std::string json(const Counters& c) {
   JsonObject m;
   m.add("kernel", c.kernel).raw("total", record_json(c));
   m.add("blocks_per_sm", c.occupancy.blocks_per_sm).add("warps_per_sm", c.occupancy.warps_per_sm);
+  if (c.registers > 0) m.add("registers_per_thread", c.registers);
   m.raw("lines", array_of(c.lines, [](const LineCounts& l) {
           JsonObject o;
           if (!l.buffers.empty()) {
@@ -321,11 +345,15 @@ std::string json(const Counters& c) {
 
 namespace {
 
-constexpr int kCell = 14, kLeft = 120, kTop = 56;
+constexpr int kCell = 15, kGap = 2, kLeft = 140, kTop = 92;
+constexpr std::size_t kLanes = 32;
 
-/// Eight hues that stay apart for readers who do not see red and green.
-constexpr std::array<const char*, 8> kColours = {"#4477aa", "#ee6677", "#228833", "#ccbb44",
-                                                 "#66ccee", "#aa3377", "#bbbbbb", "#ee8866"};
+// Told apart by lightness too, so that they need no sense of colour and survive a grey printer.
+constexpr const char* kUsed = "#1f5a99";       // dark blue, white text
+constexpr const char* kUsedOther = "#4a86c5";  // the next lane's, where two boxes touch
+constexpr const char* kExtra = "#e69f00";      // orange, black text: what a better pattern would not need
+constexpr const char* kUnused = "#e4e4e4";
+constexpr const char* kGrey = "#555555";
 
 std::string xml(const std::string& s) {
   std::string out;
@@ -343,139 +371,213 @@ std::string xml(const std::string& s) {
   return out;
 }
 
-std::string svg_open(int width, int height) {
+std::string svg_open(int width, int height, const std::string& title) {
   return print(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-      "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
-      width, height, width, height, width, height);
+             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+             "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n",
+             width, height, width, height) +
+         "<title>" + xml(title) + "</title>\n" +
+         print("<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", width, height);
 }
 
-std::string svg_text(int x, int y, const std::string& s, const char* extra = "") {
-  return print("<text x=\"%d\" y=\"%d\" %s>", x, y, extra) + xml(s) + "</text>\n";
+enum class Anchor { start, middle, end };
+
+std::string svg_text(int x, int y, const std::string& s, Anchor anchor = Anchor::start,
+                     const char* fill = "#000000", bool bold = false) {
+  constexpr std::array<const char*, 3> kAnchors = {"start", "middle", "end"};
+  return print("<text x=\"%d\" y=\"%d\" text-anchor=\"%s\" fill=\"%s\"%s>", x, y,
+               kAnchors[static_cast<std::size_t>(anchor)], fill, bold ? " font-weight=\"bold\"" : "") +
+         xml(s) + "</text>\n";
 }
 
-std::string svg_box(double x, double y, double w, double h, const char* fill, const std::string& title) {
+std::string svg_box(int x, int y, int w, const char* fill, const std::string& title) {
   return print(
-             "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\" stroke=\"#ffffff\" "
+             "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" stroke=\"#ffffff\" "
              "stroke-width=\"0.5\"><title>",
-             x, y, w, h, fill) +
+             x, y, w, kCell, fill) +
          xml(title) + "</title></rect>\n";
 }
 
+const char* ink(const char* fill) { return fill == kUsed || fill == kUsedOther ? "#ffffff" : "#000000"; }
+
+/// A filled box and what it means; returns where the next one may start.
+int svg_legend(std::string& out, int x, int y, const char* fill, const char* inside,
+               const std::string& meaning) {
+  out += svg_box(x, y, 22, fill, meaning);
+  out += svg_text(x + 11, y + kCell - 4, inside, Anchor::middle, ink(fill));
+  out += svg_text(x + 27, y + kCell - 4, meaning);
+  return x + 27 + 6 * static_cast<int>(meaning.size()) + 16;
+}
+
 std::string headline(const CapturedRequest& r) {
-  return file_name(r.line.file) + ":" + std::to_string(r.line.line) + ", " + std::to_string(r.bytes) +
+  return file_name(r.line.file) + ":" + std::to_string(r.line.line) + ", one " + std::to_string(r.bytes) +
          "-byte " + kAccessNames[static_cast<std::size_t>(r.access)] + " of warp " + std::to_string(r.warp) +
-         ", block " + std::to_string(r.block);
+         " in block " + std::to_string(r.block);
+}
+
+std::string plural(std::size_t n, const char* one, const char* many) {
+  return std::to_string(n) + " " + (n == 1 ? one : many);
+}
+
+/// "3", "0-7" for neighbours, "0, 4, ..." for others.
+std::string lane_label(const std::vector<int>& lanes) {
+  if (lanes.size() == 1) return std::to_string(lanes.front());
+  const bool neighbours = lanes.back() - lanes.front() + 1 == static_cast<int>(lanes.size());
+  return std::to_string(lanes.front()) + (neighbours ? "-" + std::to_string(lanes.back()) : ", ...");
 }
 
 }  // namespace
 
 std::string access_picture(const CapturedRequest& r) {
-  // A row for each distinct sector, eight words wide; gaps between sectors are not drawn to scale.
-  std::map<std::int64_t, std::vector<int>> lanes_of;
-  for (int lane = 0; lane < 32; ++lane) {
+  constexpr auto kSector = static_cast<std::int64_t>(kSectorBytes);
+  const auto bytes = static_cast<std::int64_t>(r.bytes);
+  std::map<std::int64_t, std::vector<int>> lanes_at;  // by offset
+  std::set<std::int64_t> sectors, asked;
+  for (int lane = 0; lane < static_cast<int>(kLanes); ++lane) {
     const std::int64_t o = r.offset[static_cast<std::size_t>(lane)];
     if (o < 0) continue;
-    lanes_of[o / static_cast<std::int64_t>(kSectorBytes)].push_back(lane);
+    lanes_at[o].push_back(lane);
+    for (std::int64_t b = o; b < o + bytes; ++b) {
+      asked.insert(b);
+      sectors.insert(b / kSector);
+    }
   }
   constexpr int kByte = 16;
-  const int width = kLeft + static_cast<int>(kSectorBytes) * kByte + 20;
-  const int height = kTop + static_cast<int>(lanes_of.size()) * (kCell + 2) + 20;
-  std::string out = svg_open(width, height);
-  out += svg_text(10, 18, headline(r), "font-weight=\"bold\"");
-  out += svg_text(10, 34,
-                  std::to_string(lanes_of.size()) + " sectors of 32 bytes in " +
-                      (r.shared ? std::string("shared memory") : "'" + r.buffer + "'") +
-                      "; a row is a sector, a box what a lane asks for");
-  int y = kTop;
-  for (const auto& [sector, lanes] : lanes_of) {
-    const std::int64_t start = sector * static_cast<std::int64_t>(kSectorBytes);
-    out += svg_text(kLeft - 8, y + kCell - 3, "byte " + grouped(static_cast<std::uint64_t>(start)),
-                    "text-anchor=\"end\"");
-    out += svg_box(kLeft, y, static_cast<double>(kSectorBytes) * kByte, kCell, "#eeeeee", "fetched");
-    std::map<std::int64_t, std::vector<int>> at;
-    for (const int lane : lanes) at[r.offset[static_cast<std::size_t>(lane)]].push_back(lane);
-    for (const auto& [offset, who] : at) {
-      std::string label = std::to_string(who.front());
-      if (who.size() > 1) label += "-" + std::to_string(who.back());
-      const double x = kLeft + static_cast<double>(offset - start) * kByte;
-      out += svg_box(x, y, static_cast<double>(r.bytes) * kByte, kCell,
-                     kColours[static_cast<std::size_t>(who.front()) % kColours.size()], "lane " + label);
-      if (r.bytes * kByte >= 7 * label.size()) {
-        out += svg_text(static_cast<int>(x) + static_cast<int>(r.bytes) * kByte / 2, y + kCell - 3, label,
-                        "text-anchor=\"middle\" fill=\"#ffffff\" font-size=\"10\"");
-      }
+  const std::size_t ideal = (asked.size() + kSectorBytes - 1) / kSectorBytes;
+  const int rows = static_cast<int>(sectors.size());
+  std::string out = svg_open(kLeft + static_cast<int>(kSectorBytes) * kByte + 20,
+                             kTop + rows * (kCell + kGap) + 14, headline(r));
+  out += svg_text(10, 18, headline(r), Anchor::start, "#000000", true);
+  out += svg_text(10, 35,
+                  "touches " + plural(sectors.size(), "sector", "sectors") + " of '" + r.buffer + "' where " +
+                      std::to_string(ideal) + " could hold it: " + std::to_string(asked.size()) + " of " +
+                      std::to_string(sectors.size() * kSectorBytes) + " bytes are asked for");
+  int x = svg_legend(out, 10, 44, kUsed, "3", "asked for, by the lane of that number");
+  svg_legend(out, x, 44, kUnused, "", "in the same sector, not asked for");
+  out += svg_text(kLeft - 8, kTop - 18, "sector at byte", Anchor::end, kGrey);
+  for (int b = 0; b <= static_cast<int>(kSectorBytes); b += 4) {
+    out += svg_text(kLeft + b * kByte, kTop - 5, std::to_string(b), Anchor::middle, kGrey);
+  }
+  out += svg_text(kLeft + static_cast<int>(kSectorBytes) * kByte / 2, kTop - 18, "byte within the sector",
+                  Anchor::middle, kGrey);
+
+  std::map<std::int64_t, int> row_of;
+  for (const std::int64_t s : sectors) {
+    const int y = kTop + static_cast<int>(row_of.size()) * (kCell + kGap);
+    row_of.emplace(s, y);
+    out += svg_text(kLeft - 8, y + kCell - 4, grouped(static_cast<std::uint64_t>(s * kSector)), Anchor::end);
+    out += svg_box(kLeft, y, static_cast<int>(kSectorBytes) * kByte, kUnused, "not asked for");
+  }
+  for (const auto& [offset, lanes] : lanes_at) {
+    const std::string label = lane_label(lanes);
+    const char* fill = lanes.front() % 2 == 0 ? kUsed : kUsedOther;
+    // An access that is not aligned to its size lies in two rows.
+    for (std::int64_t at = offset; at < offset + bytes;) {
+      const std::int64_t end = std::min(offset + bytes, (at / kSector + 1) * kSector);
+      const int w = static_cast<int>(end - at) * kByte;
+      const int left = kLeft + static_cast<int>(at % kSector) * kByte, y = row_of[at / kSector];
+      out += svg_box(left, y, w, fill, plural(lanes.size(), "lane", "lanes") + ": " + label);
+      if (w >= 7 * static_cast<int>(label.size()) + 2)
+        out += svg_text(left + w / 2, y + kCell - 4, label, Anchor::middle, ink(fill));
+      at = end;
     }
-    y += kCell + 2;
   }
   return out + "</svg>\n";
 }
 
 std::string bank_picture(const CapturedRequest& r) {
   // Lanes that are served together share a panel; in it, a column is a bank and a row is one pass.
-  const int together = r.bytes <= 4 ? 32 : r.bytes == 8 ? 16 : 8;
+  const std::size_t together = r.bytes <= 4 ? 32 : r.bytes == 8 ? 16 : 8;
   struct Word {
     std::int64_t word;
     std::vector<int> lanes;
   };
-  std::vector<std::array<std::vector<Word>, 32>> panels(static_cast<std::size_t>(32 / together));
-  std::vector<std::size_t> passes(panels.size(), 0);
-  for (int lane = 0; lane < 32; ++lane) {
-    const std::int64_t o = r.offset[static_cast<std::size_t>(lane)];
+  struct Panel {
+    std::array<std::vector<Word>, kLanes> bank;
+    std::size_t passes = 0;
+  };
+  std::vector<Panel> panels(kLanes / together);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    const std::int64_t o = r.offset[lane];
     if (o < 0) continue;
-    const auto p = static_cast<std::size_t>(lane / together);
+    Panel& p = panels[lane / together];
     for (unsigned b = 0; b < r.bytes; b += 4) {
       const std::int64_t word = (o + b) / 4;
-      auto& bank = panels[p][static_cast<std::size_t>(word % 32)];
+      auto& bank = p.bank[static_cast<std::size_t>(word) % kLanes];
       auto it = std::find_if(bank.begin(), bank.end(), [&](const Word& w) { return w.word == word; });
       if (it == bank.end() || r.access == Access::atomic) it = bank.insert(bank.end(), Word{word, {}});
-      it->lanes.push_back(lane);
-      passes[p] = std::max(passes[p], bank.size());
+      it->lanes.push_back(static_cast<int>(lane));
+      p.passes = std::max(p.passes, bank.size());
     }
   }
-  std::size_t rows = 0, total = 0;
-  for (const std::size_t p : passes) {
-    rows += p > 0 ? p + 1 : 0;
-    total += p;
+  std::size_t total = 0, ideal = 0;
+  for (const Panel& p : panels) {
+    total += p.passes;
+    ideal += p.passes > 0 ? 1 : 0;
   }
   constexpr int kWide = 22;
-  std::string out = svg_open(kLeft + 32 * kWide + 20, kTop + 16 + static_cast<int>(rows) * (kCell + 2) + 10);
-  out += svg_text(10, 18, headline(r), "font-weight=\"bold\"");
-  out += svg_text(
-      10, 34, std::to_string(total) + " passes; a column is a bank, a row a pass, a number the lane served");
-  for (int bank = 0; bank < 32; ++bank) {
-    out += svg_text(kLeft + bank * kWide + kWide / 2, kTop, std::to_string(bank),
-                    "text-anchor=\"middle\" fill=\"#555555\" font-size=\"10\"");
+  const int height = kTop + static_cast<int>(total) * (kCell + kGap) + static_cast<int>(ideal) * 8 + 8;
+  std::string out = svg_open(kLeft + static_cast<int>(kLanes) * kWide + 20, height, headline(r));
+  out += svg_text(10, 18, headline(r), Anchor::start, "#000000", true);
+  out += svg_text(10, 35,
+                  "served in " + plural(total, "pass", "passes") + " where " + std::to_string(ideal) +
+                      " would do; in one pass a bank delivers one 4-byte word, to any number of lanes");
+  int x = svg_legend(out, 10, 44, kUsed, "3", "word of lane 3");
+  x = svg_legend(out, x, 44, kUsed, "3+", "of lane 3 and others");
+  x = svg_legend(out, x, 44, kExtra, "3", "conflict: waits for a pass of its own");
+  svg_legend(out, x, 44, kUnused, "", "idle");
+  out += svg_text(kLeft - 8, kTop - 5, "lanes, pass", Anchor::end, kGrey);
+  out += svg_text(kLeft + static_cast<int>(kLanes) * kWide / 2, kTop - 18, "bank", Anchor::middle, kGrey);
+  for (int bank = 0; bank < static_cast<int>(kLanes); ++bank) {
+    out += svg_text(kLeft + bank * kWide + kWide / 2, kTop - 5, std::to_string(bank), Anchor::middle, kGrey);
   }
-  int y = kTop + 6;
-  for (std::size_t p = 0; p < panels.size(); ++p) {
-    if (passes[p] == 0) continue;
-    const int first = static_cast<int>(p) * together;
-    for (std::size_t pass = 0; pass < passes[p]; ++pass) {
-      out += svg_text(
-          kLeft - 8, y + kCell - 3,
-          pass == 0 ? "lanes " + std::to_string(first) + "-" + std::to_string(first + together - 1) : "again",
-          "text-anchor=\"end\"");
-      for (std::size_t bank = 0; bank < 32; ++bank) {
-        const bool used = pass < panels[p][bank].size();
-        const double x = kLeft + static_cast<double>(bank) * kWide;
-        if (!used) {
-          out += svg_box(x, y, kWide, kCell, "#eeeeee", "idle");
-          continue;
-        }
-        const Word& w = panels[p][bank][pass];
-        std::string label = std::to_string(w.lanes.front());
-        if (w.lanes.size() > 1) label += "+";
-        out += svg_box(x, y, kWide, kCell, pass == 0 ? kColours[0] : kColours[1],
-                       "word " + std::to_string(w.word) + ", " + std::to_string(w.lanes.size()) + " lanes");
-        out += svg_text(static_cast<int>(x) + kWide / 2, y + kCell - 3, label,
-                        "text-anchor=\"middle\" fill=\"#ffffff\" font-size=\"10\"");
+  int y = kTop;
+  for (std::size_t k = 0; k < panels.size(); ++k) {
+    const Panel& p = panels[k];
+    if (p.passes == 0) continue;
+    const std::string lanes = std::to_string(k * together) + "-" + std::to_string((k + 1) * together - 1);
+    for (std::size_t pass = 0; pass < p.passes; ++pass) {
+      out += svg_text(kLeft - 8, y + kCell - 4, (pass == 0 ? lanes + ", " : "") + std::to_string(pass + 1),
+                      Anchor::end);
+      out += svg_box(kLeft, y, static_cast<int>(kLanes) * kWide, kUnused, "idle");
+      for (std::size_t bank = 0; bank < kLanes; ++bank) {
+        const int left = kLeft + static_cast<int>(bank) * kWide;
+        if (pass >= p.bank[bank].size()) continue;
+        const Word& w = p.bank[bank][pass];
+        const char* fill = pass == 0 ? kUsed : kExtra;
+        out += svg_box(left, y, kWide, fill,
+                       "word " + std::to_string(w.word) + ", lanes " + lane_label(w.lanes));
+        out += svg_text(left + kWide / 2, y + kCell - 4,
+                        std::to_string(w.lanes.front()) + (w.lanes.size() > 1 ? "+" : ""), Anchor::middle,
+                        ink(fill));
       }
-      y += kCell + 2;
+      y += kCell + kGap;
     }
-    y += kCell + 2;
+    y += 8;
+  }
+  for (std::size_t bank = 1; bank < kLanes; ++bank) {
+    const int left = kLeft + static_cast<int>(bank) * kWide;
+    out += print("<path d=\"M%d %dV%d\" stroke=\"#ffffff\"/>\n", left, kTop, y);
   }
   return out + "</svg>\n";
+}
+
+std::vector<std::string> write_pictures(const Counters& c, const std::string& folder,
+                                        const std::string& prefix) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  std::vector<std::string> files;
+  for (const CapturedRequest& r : c.captured) {
+    const std::string where = r.line.line > 0 ? "line" + std::to_string(r.line.line) : r.line.function;
+    const std::string file =
+        folder + "/" + prefix + "-" + where + "-" + (r.shared ? "shared" : r.buffer) + ".svg";
+    std::ofstream out(file);
+    out << (r.shared ? bank_picture(r) : access_picture(r));
+    out.close();
+    if (!out) throw std::runtime_error("cannot write " + file);
+    files.push_back(file);
+  }
+  return files;
 }
 
 }  // namespace ladder::emu

@@ -273,7 +273,8 @@ std::size_t static_shared_bytes(const void* kernel) {
 bool of_the_emulator(const std::string& file) {
   if (file.find("harness/device/device_emulator.hpp") != std::string::npos) return true;
   return file.find("harness/emulator/") != std::string::npos &&
-         file.find("harness/emulator/test_") == std::string::npos;
+         file.find("harness/emulator/test_") == std::string::npos &&
+         file.find("harness/emulator/example/") == std::string::npos;
 }
 
 bool operator==(const SourceLine& a, const SourceLine& b) { return a.line == b.line && a.file == b.file; }

@@ -855,15 +855,36 @@ TEST_CASE("pictures of one request: a row for each sector, a box for each lane; 
   CHECK(request->offset[0] == 0);
   CHECK(request->offset[31] == 31 * 400);
   const std::string picture = emu::access_picture(*request);
-  CHECK(contains(picture, "32 sectors of 32 bytes in 'in'"));
-  CHECK(contains(picture, "<title>lane 31</title>"));
+  CHECK(contains(picture, "touches 32 sectors of 'in' where 4 could hold it: 128 of 1024 bytes"));
+  CHECK(contains(picture, "<title>1 lane: 31</title>"));
   CHECK(picture.starts_with("<svg"));
   c = counted(banks<float>, dim3(1), dim3(32), 32 * 33 * 4, out.data(), 8);
   const auto shared = std::find_if(c.captured.begin(), c.captured.end(), [](const emu::CapturedRequest& r) {
     return r.shared && r.access == Access::read;
   });
   REQUIRE(shared != c.captured.end());
-  CHECK(contains(emu::bank_picture(*shared), ">8 passes;"));
+  CHECK(contains(emu::bank_picture(*shared), "served in 8 passes where 1 would do"));
+
+  const auto folder = std::filesystem::temp_directory_path() / ("ladder-pictures-" + std::to_string(::getpid()));
+  const std::vector<std::string> files = emu::write_pictures(c, folder.string(), "banks");
+  CHECK(files.size() == c.captured.size());
+  for (const std::string& file : files) CHECK(std::filesystem::file_size(file) > 1000);
+  std::filesystem::remove_all(folder);
+  CHECK_THROWS_WITH_AS((void)emu::write_pictures(c, "/dev/null/no", "banks"), doctest::Contains("cannot write"),
+                       std::runtime_error);
+}
+
+TEST_CASE("reports fit into 100 columns, with what is too long below itself") {
+  const Buffer<float> in = filled<float>(3200, "a buffer with a name that is much longer than its column");
+  Buffer<float> out(32, "out");
+  const Counters c = counted(row_sum, dim3(1), dim3(32), 0, in.data(), out.data(), 100);
+  for (const std::string& text : {emu::text_report(c), emu::annotated_source(c)}) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      INFO(line);
+      CHECK(line.size() <= 100);
+    }
+  }
 }
 
 TEST_CASE("counting costs at most thirty times as much as not counting") {

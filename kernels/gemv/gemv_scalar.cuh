@@ -4,8 +4,9 @@
 // NEEDS     any nt >= 1, od >= 1, id >= 1
 // TRAFFIC   weights 4*od*id B, acts 4*nt*id B, out 4*nt*od B     WORK 2*nt*od*id FLOP
 // LOOK FOR  SASS: LDG.E (32 bits), one FFMA per pair of loads
-// EXPECT    32 sectors per weight request where 4 would do; the other seven eighths of each sector serve the
-//           next seven steps, if they are still in L1 by then
+// EXPECT    32 sectors per weight request where 4 would do; the other seven eighths of each sector serve the next
+//           seven steps, from L1. There, rows that are a multiple of 128 B apart put all 32 lanes into one data
+//           bank: 32 turns for one request, which is what limits the kernel
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/01-scalar-gemv/scalar_gemv.cu -o scalar_gemv
 #pragma once
 
@@ -30,7 +31,8 @@ __global__ void __launch_bounds__(256) gemv_scalar(const float* __restrict__ wei
   const float* w = weights + static_cast<long long>(r) * id;  // [id]
   const float* x = acts + static_cast<long long>(t) * id;     // [id]
 
-  // 3. One accumulator: every addition waits for the one before it.
+  // 3. One accumulator, one weight a step. All lanes of the warp load from rows that start a multiple of 128 bytes
+  //    apart: 32 sectors, and for most layers one and the same bank of the L1's data store.
   float acc = 0.0f;
   for (int i = 0; i < id; ++i) acc += w[i] * x[i];
 

@@ -5,7 +5,8 @@
 // NEEDS     id % 4 == 0 (checked by the launcher, and said in its error), any od >= 1, any nt >= 1
 // TRAFFIC   weights 4*od*id B per group of NT <= 8 tokens, acts 4*nt*id B, out 4*nt*od B   WORK 2*nt*od*id FLOP
 // LOOK FOR  SASS: LDG.E.EF.128 in pairs (NT = 1) or fours, no FFMA between them; ACQBULK, PREEXIT (overlap)
-// EXPECT    reaches the read roof from 64 MB on; nt = 2 to 8 cost little more than nt = 1
+// EXPECT    reaches the read roof from 64 MB on; nt = 8 costs a quarter more than nt = 1 where rows are long, and up
+//           to twice as much where they are short (896)
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/02-vector-gemv/vector_gemv.cu -o vector_gemv
 #pragma once
 

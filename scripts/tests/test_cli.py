@@ -22,6 +22,9 @@ class Errors(ProjectCase):
             (("run", "fake_fast", "--od", "3"), "--od and --id"),
             (("run", "fake_fast", "--od", "3", "--id", "4", "--layer", "7b.ffn_down"), "not both"),
             (("run", ","), "name a rung"),
+            (("counters",), "ID|CHAPTER"),
+            (("counters", "fake_fast", "--nt", "0"), "--nt"),
+            (("counters", "fake_fast", "--mode", "hot"), "--mode"),
             (("plot",), "roofline"),
             (("plot", "pie"), "pie"),
             (("compare", "fake_fast"), "B"),
@@ -58,7 +61,7 @@ class Errors(ProjectCase):
         self.assertNotIn("Traceback", done.stderr)
 
     def test_help_everywhere(self):
-        commands = ["demo", "test", "doctor", "list", "run", "plot", "compare", "record", "weave"]
+        commands = ["demo", "test", "doctor", "list", "run", "counters", "plot", "compare", "record", "weave"]
         for command in ([], *([name] for name in commands)):
             done = self.ladder(*command, "--help")
             self.assertEqual(done.returncode, 0, done.stderr)

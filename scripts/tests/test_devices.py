@@ -38,18 +38,20 @@ class DeviceFiles(unittest.TestCase):
                 )
 
     def test_shared_memory_limits_fit_the_architecture(self):
-        limits = {
-            "8.0": (163, 164),
-            "8.6": (99, 100),
-            "8.9": (99, 100),
-            "9.0": (227, 228),
-            "12.0": (99, 100),
-            "12.1": (99, 100),
+        limits = {  # KiB of one block, of an SM, of an SM with its L1; blocks of an SM
+            "8.0": (163, 164, 192, 32),
+            "8.6": (99, 100, 128, 16),
+            "8.9": (99, 100, 128, 24),
+            "9.0": (227, 228, 256, 32),
+            "12.0": (99, 100, 128, 24),
+            "12.1": (99, 100, 128, 24),
         }
         for slug, device in devices.all_devices().items():
-            block, sm = limits[device["compute_capability"]]
+            block, sm, l1, blocks = limits[device["compute_capability"]]
             self.assertEqual(device["shared_bytes_per_block_optin"], block * 1024, slug)
             self.assertEqual(device["shared_bytes_per_sm"], sm * 1024, slug)
+            self.assertEqual(device["l1_and_shared_bytes_per_sm"], l1 * 1024, slug)
+            self.assertEqual(device["max_blocks_per_sm"], blocks, slug)
 
     def test_names_that_drivers_report(self):
         for name, slug in (

@@ -31,12 +31,12 @@ class KernelHeaders(unittest.TestCase):
                 self.assertTrue(found, "no header comment with RUNG")
                 for header in found:
                     places = [header.find(field) for field in FIELDS]
-                    self.assertNotIn(-1, places, [f for f, p in zip(FIELDS, places) if p < 0])
+                    self.assertNotIn(-1, places, [f for f, p in zip(FIELDS, places, strict=True) if p < 0])
                     self.assertEqual(places, sorted(places))
 
     def test_a_header_without_a_field_is_noticed(self) -> None:
         header = headers("// RUNG      x: y.  PREV z.\n// COMPUTES  a   LAYOUT b\n\nint f();\n")[0]
-        self.assertEqual([f for f in FIELDS if f not in header][0], "MAP")
+        self.assertEqual(next(f for f in FIELDS if f not in header), "MAP")
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ class Latest(unittest.TestCase):
             {"device": "other"},
             {"type": "q4_0"},
             {"mode": "hot"},
+            {"layer": "7b.ffn_up"},
             {"params": {"threads": 1}},
             {"peer": {"name": "x"}},
         ):
@@ -148,6 +149,14 @@ class Latest(unittest.TestCase):
         half = made_record(params={"threads": 4, "compared_with": "fake_slow"})
         found = records.one_per_point(self.lines(two, half, one))
         self.assertEqual([line.record for line in found], [two])
+
+    def test_counts_and_checks_do_not_replace_each_other(self):
+        bare = without(made_record(), "time_ns", "mode", "gbps", "gops", "percent_of_roof", "bound", "valid")
+        counted = {**bare, "counters": {"requests": 4}}
+        self.assertEqual(records.problems(counted), [])
+        found = [line.record for line in records.latest(self.lines(made_record(), counted, bare, counted))]
+        self.assertEqual(found, [made_record(), counted, bare])
+        self.assertEqual([records.only_counts(record) for record in found], [False, True, False])
 
     def test_probes_keep_all_their_points(self):
         probe = {name: made_record()[name] for name in ("schema", "executor", "device", "time_ns", "gbps")}

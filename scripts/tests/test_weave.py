@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unittest
 
 from tests.support import DEVICE, KERNEL, ProjectCase, committed, made_record, needs_venv
@@ -116,6 +117,80 @@ class Weave(ProjectCase):
         status, text = self.weave("--check")
         self.assertEqual(status, 1)
         self.assertIn("not up to date", text)
+
+    # --- counts ---------------------------------------------------------------------------------------------------
+
+    def counted(self, rung: str, executor: str, date: str = "2026-01-02T03:04:05Z", **counters: int) -> dict:
+        """A record of counts: of the made-up GPU, or of the emulator's model of it."""
+        record = made_record(rung, executor=executor, device=DEVICE if executor == "gpu" else f"emulator-{DEVICE}")
+        for name in ("time_ns", "mode", "gbps", "gops", "percent_of_roof", "bound", "valid", "roof", "params"):
+            del record[name]
+        return committed({**record, "counters": counters}, hash_of(BODIES[rung]), date)
+
+    def write_counts(self, *found: dict) -> None:
+        for device in {record["device"] for record in found}:
+            path = self.root / "data" / "runs" / device / "42-fake.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mine = [record for record in found if record["device"] == device]
+            path.write_text("".join(json.dumps(record) + "\n" for record in mine), encoding="utf-8")
+
+    TABLE = 'bytes_table(rungs=["fake_slow", "fake_fast"], layer="7b.ffn_down", nt=1)'
+
+    def test_bytes_table(self):
+        # Declared: 4 * (3584 * 18944 + 18944 + 3584) = 271,669,248 bytes; one sector is 32.
+        self.write_counts(
+            self.counted("fake_slow", "emulator", requests=8_000_000, sectors=67_917_312),
+            self.counted("fake_fast", "emulator", requests=530_604, sectors=8_489_664),
+            self.counted("fake_slow", "gpu", requests=1, sectors=1, dram_read_bytes=1),
+            self.counted("fake_fast", "gpu", requests=530_605, sectors=8_489_665, dram_read_bytes=271_700_000),
+            # The latest record wins.
+            self.counted(
+                "fake_slow", "gpu", "2026-01-03T00:00:00Z", requests=9, sectors=18, dram_read_bytes=543_338_496
+            ),
+        )
+        made = self.assert_woven(self.TABLE, "measured by the counters of", "Recorded 2026-01-02 to 2026-01-03.")
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made.splitlines() if "`fake_" in line]
+        slow = ["271.7", "8,000,000", "8.49", "2,173.4 (8.00×)", "9", "2.00", "0.000576 (0.00×)", "543.3 (2.00×)"]
+        fast = ["271.7", "530,604", "16.00", "271.7 (1.00×)", "530,605", "16.00", "271.7 (1.00×)", "271.7 (1.00×)"]
+        self.assertEqual(rows, [["`fake_slow`", *slow], ["`fake_fast`", *fast]])
+
+    def test_bytes_table_with_a_half_missing(self):
+        slow = self.counted("fake_slow", "gpu", requests=8, sectors=64, dram_read_bytes=512)
+        emulated = [self.counted(rung, "emulator", requests=8, sectors=64) for rung in ("fake_slow", "fake_fast")]
+        self.write_counts(slow, *emulated)
+        self.assert_fails(self.TABLE, "no counts of the gpu", "'fake_fast'", "scripts/ladder counters")
+        made = self.assert_woven(self.TABLE[:-1] + ", allow_missing=True)")
+        fast = next(line for line in made.splitlines() if "`fake_fast`" in line)
+        self.assertEqual(fast.count("not recorded"), 4)
+        self.write_counts(slow, emulated[1])
+        self.assert_fails(self.TABLE, "no counts of the emulator", "record --on emulator")
+        (self.root / "data" / "runs" / f"emulator-{DEVICE}" / "42-fake.jsonl").unlink()
+        self.write_counts({**slow, "counters": {"requests": 8, "sectors": 64}}, *emulated)
+        self.assert_fails('bytes_table(rungs=["fake_slow"], layer="7b.ffn_down")', "dram_read_bytes")
+        self.assert_fails('bytes_table(rungs=["fake_slow"], layer="7b.ffn_up")', "no record has counters")
+        self.assert_fails('bytes_table(rungs=["fake_slow"])', "either layer=, or od= and id=")
+
+    def test_a_stale_count_fails(self):
+        self.write_counts(
+            *(
+                self.counted(rung, executor, requests=8, sectors=64, dram_read_bytes=512)
+                for rung in ("fake_slow", "fake_fast")
+                for executor in ("emulator", "gpu")
+            )
+        )
+        source = self.root / "chapters" / "42-fake" / "fake.cu"
+        source.write_text(KERNEL.replace("out[0] = w[0];  // copies", "out[0] = w[1];"))
+        self.assert_fails(self.TABLE, "fake_fast has changed since this was measured")
+
+    def test_counts_are_shown_only_when_asked_for(self):
+        timed = committed(made_record(executor="gpu"), hash_of(BODIES["fake_fast"]))
+        self.write_counts(timed, self.counted("fake_fast", "gpu", requests=8, sectors=64))
+        self.assert_woven('value("{gbps:.1f} GB/s", rung="fake_fast", nt=1)', "\n18.0 GB/s\n")
+        self.assert_woven(
+            'value("{counters.requests} requests", rung="fake_fast", nt=1, counted=True)', "\n8 requests\n"
+        )
+        made = self.assert_woven('table(counted=True, columns=["rung", "requests", "sectors"])', "64 |")
+        self.assertEqual(made.count("`fake_fast`"), 1)
 
     # --- what must fail -------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    from . import run
+    from . import emulate, run
 
     top = Parser(
         prog="scripts/ladder",
@@ -70,6 +70,8 @@ def make_parser() -> Parser:
     )
     once.add_argument("target", nargs="+", metavar="ID|CHAPTER", help="rung ids or chapters, e.g. gemv_vec or 02")
     run.add_run_options(once)
+    emulate.add_model_options(once)
+    emulate.add_report_options(once)
     once.add_argument("--json", metavar="FILE", help="append the records to FILE (- prints them)")
     once.set_defaults(do=run.command_run)
 
@@ -78,10 +80,33 @@ def make_parser() -> Parser:
     )
     record.add_argument("target", nargs="*", metavar="ID|CHAPTER", help="rung ids or chapters (default: every chapter)")
     run.add_run_options(record)
+    emulate.add_model_options(record)
     record.add_argument(
         "--runs", type=Path, default=records.RUNS, metavar="DIR", help="where to add (default: data/runs)"
     )
     record.set_defaults(do=run.command_record)
+
+    count = add(
+        "counters",
+        "read the GPU's own counters with Nsight Compute, and add them to data/runs",
+        "One profiled launch for each rung and shape, after its check; no times. Names are the emulator's where the "
+        "meaning is the same. Example: scripts/ladder counters gemv_vec --layer 7b.ffn_down --nt 1,8",
+    )
+    count.add_argument("target", nargs="+", metavar="ID|CHAPTER", help="rung ids or chapters, e.g. gemv_vec or 02")
+    run.add_shape_options(count)
+    run.add_build_options(count)
+    count.add_argument(
+        "--runs", type=Path, default=records.RUNS, metavar="DIR", help="where to add (default: data/runs)"
+    )
+    count.set_defaults(do=_counters)
+
+    own = add(
+        "emulate",
+        "compile a file of your own for the emulator, and run it",
+        "The file is an ordinary CUDA source with a main, see harness/emulator/example/first_kernel.cu. "
+        "Example: scripts/ladder emulate my_kernel.cu -- 64",
+    )
+    emulate.add_emulate(own)
 
     compare = add("compare", "time two rungs in turn (A/B/A/B) and say which is faster")
     compare.add_argument("a", metavar="A", help="rung id")
@@ -149,6 +174,12 @@ def _list(args: argparse.Namespace) -> int:
     return listing.command_list(args)
 
 
+def _counters(args: argparse.Namespace) -> int:
+    from . import counters
+
+    return counters.command_counters(args)
+
+
 def _plot(args: argparse.Namespace) -> int:
     from . import setup
 
@@ -167,9 +198,17 @@ def _weave(args: argparse.Namespace) -> int:
     return weave.command_weave(args)
 
 
+def parse(words: list[str]) -> argparse.Namespace:
+    """The command line; what follows -- belongs to the program that `emulate` runs."""
+    end = words.index("--") if words[:1] == ["emulate"] and "--" in words else len(words)
+    args = make_parser().parse_args(words[:end])
+    args.arguments = words[end + 1 :]
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        args = make_parser().parse_args(argv)
+        args = parse(list(sys.argv[1:] if argv is None else argv))
         status: int = args.do(args)
         sys.stdout.flush()
     except UserError as error:

@@ -159,6 +159,11 @@ def command_doctor(_: argparse.Namespace) -> int:
         if cuda
         else "none: GPU code is not built. Get the CUDA Toolkit, 12.4 or newer: https://developer.nvidia.com/cuda-downloads",
     )
+    profiler = setup.ncu()
+    _line(
+        "Nsight Compute",
+        f"{profiler.version} ({profiler.path})" if profiler else "none: scripts/ladder counters will not run",
+    )
     print("machine")
     _line("CPU", f"{_cpu_name()}, {os.cpu_count()} hardware threads")
     memory = setup.host_memory_bytes()

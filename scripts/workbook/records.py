@@ -242,10 +242,11 @@ def load_committed(device: str | None = None, runs: Path = RUNS) -> list[Line]:
 
 
 def key(record: Record) -> tuple[Any, ...]:
-    """What a newer record replaces: the same rung, executor, device, type, shape, mode and parameters.
+    """What a newer record replaces: the same rung, executor, device, type, shape, layer, mode and parameters.
 
     Parameters count where they were chosen (whole numbers, words), not where they came out (fractions, flags).  A
-    whole-model run is told apart by its model and test, a peer by its name.
+    whole-model run is told apart by its model and test, a peer by its name.  Counts do not replace a bare check, nor
+    the other way round.
     """
     shape = record.get("shape", {})
     chosen = {name: value for name, value in record.get("params", {}).items() if not isinstance(value, float | bool)}
@@ -256,13 +257,20 @@ def key(record: Record) -> tuple[Any, ...]:
         record["device"],
         record.get("type"),
         *(shape.get(axis) for axis in ("nt", "od", "id")),
+        record.get("layer"),
         record.get("mode"),
         json.dumps(chosen, sort_keys=True),
         record.get("peer", {}).get("name"),
         model.get("size"),
         model.get("file_type"),
         record.get("test"),
+        only_counts(record),
     )
+
+
+def only_counts(record: Record) -> bool:
+    """The emulator's counts, or those of a profiler: no clock was running."""
+    return "counters" in record and "time_ns" not in record
 
 
 def latest(lines: Iterable[Line]) -> list[Line]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import records, setup
+from . import emulate, records, setup
 from .build import BUILD, Chapter, chapters, ensure_build, listed, resolve, toolchain
 from .common import ROOT, StepFailed, UserError, capture, json_lines, one_of, say, shown
 
@@ -43,23 +44,14 @@ def mode_list(text: str) -> str:
     return text
 
 
-def add_run_options(parser: argparse.ArgumentParser, with_check: bool = True) -> None:
-    """The options that `run`, `record` and `compare` hand to a chapter binary."""
-    parser.add_argument(
-        "--on",
-        choices=records.EXECUTORS,
-        metavar="gpu|emulator|cpu",
-        help="where to run (default: the best that this machine has)",
-    )
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", metavar="NAME[,NAME..]", help="shapes of real layers, e.g. 7b.ffn_down (see list)")
     parser.add_argument("--od", type=positive, metavar="N", help="output features (with --id, instead of --layer)")
     parser.add_argument("--id", type=positive, metavar="N", help="input features")
     parser.add_argument("--nt", type=positive_list, metavar="N[,N..]", help="numbers of token rows, e.g. 1,8,64")
-    parser.add_argument("--mode", type=mode_list, metavar="cold,hot", help="operands from memory, or back to back")
-    parser.add_argument("--threads", type=positive, metavar="N", help="threads of the CPU twin (default: all)")
-    parser.add_argument("--time-limit-ms", type=positive, metavar="N", help="time for one measurement")
-    if with_check:
-        parser.add_argument("--check-only", action="store_true", help="check the results, measure nothing")
+
+
+def add_build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-build",
         action="store_true",
@@ -68,6 +60,23 @@ def add_run_options(parser: argparse.ArgumentParser, with_check: bool = True) ->
     parser.add_argument(
         "--build-dir", type=Path, default=BUILD, metavar="DIR", help="where the binaries are (default: build)"
     )
+
+
+def add_run_options(parser: argparse.ArgumentParser, with_check: bool = True) -> None:
+    """The options that `run`, `record` and `compare` hand to a chapter binary."""
+    parser.add_argument(
+        "--on",
+        choices=records.EXECUTORS,
+        metavar="gpu|emulator|cpu",
+        help="where to run (default: the best that this machine has)",
+    )
+    add_shape_options(parser)
+    parser.add_argument("--mode", type=mode_list, metavar="cold,hot", help="operands from memory, or back to back")
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads of the CPU twin (default: all)")
+    parser.add_argument("--time-limit-ms", type=positive, metavar="N", help="time for one measurement")
+    if with_check:
+        parser.add_argument("--check-only", action="store_true", help="check the results, measure nothing")
+    add_build_options(parser)
 
 
 def binary_arguments(args: argparse.Namespace) -> list[str]:
@@ -207,10 +216,12 @@ def run_chapter(
     command: str,
     quiet: bool = False,
     pair: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[int, list[records.Record]]:
     """Run one chapter binary.  Returns its exit status and its records, annotated.
 
     Its table goes to stdout as it comes (not if `quiet`).  `pair`: compare these two instead of running `rungs`.
+    `variables` are added to the environment.
     """
     check_executors(chapter, [*rungs, *pair], on)
     binary, kind = choose(chapter, on, [*rungs, *pair])
@@ -223,7 +234,12 @@ def run_chapter(
         with watched_clocks() if kind == "gpu" else contextlib.nullcontext({}) as clocks:
             try:
                 done = subprocess.run(
-                    call, cwd=ROOT, check=False, text=True, stdout=subprocess.DEVNULL if quiet else None
+                    call,
+                    cwd=ROOT,
+                    check=False,
+                    text=True,
+                    stdout=subprocess.DEVNULL if quiet else None,
+                    env={**os.environ, **(variables or {})},
                 )
             except OSError as error:
                 raise StepFailed(f"{shown(binary)} cannot be run: {error.strerror or error}") from None
@@ -249,14 +265,19 @@ def split_targets(targets: Sequence[str]) -> list[str]:
 
 def command_run(args: argparse.Namespace) -> int:
     arguments = binary_arguments(args)
+    printed = emulate.report_arguments(args, args.on)
     targets = split_targets(args.target)
     if args.json:
         check_json_target(args.json)
     folder = prepare(args)
     worst = 0
     for chapter, rungs in resolve(targets, folder):
-        status, made = run_chapter(chapter, rungs, args.on, arguments, command_line("run", targets, arguments))
+        command = command_line("run", targets, [*arguments, *emulate.model_arguments(args)])
+        variables = emulate.environment(args, [chapter.cuda]) if args.on == "emulator" else {}
+        status, made = run_chapter(chapter, rungs, args.on, [*arguments, *printed], command, variables=variables)
         worst = max(worst, status)
+        if args.on == "emulator" and not args.check_only:
+            emulate.print_bytes(made)
         if args.json:
             emit(made, args.json)
     return worst
@@ -289,8 +310,11 @@ def command_record(args: argparse.Namespace) -> int:
     folder = prepare(args)
     targets = split_targets(args.target) if args.target else [chapter.name for chapter in chapters(folder)]
     worst = 0
+    emulate.report_arguments(args, args.on)
     for chapter, rungs in resolve(targets, folder):
-        status, made = run_chapter(chapter, rungs, args.on, arguments, command_line("record", targets, arguments))
+        command = command_line("record", targets, [*arguments, *emulate.model_arguments(args)])
+        variables = emulate.environment(args, [chapter.cuda]) if args.on == "emulator" else {}
+        status, made = run_chapter(chapter, rungs, args.on, arguments, command, variables=variables)
         worst = max(worst, status)
         if status:
             say(f"{chapter.name}: exit status {status}; what did pass is recorded, the rest is not")

@@ -145,6 +145,23 @@ def nvcc() -> Tool | None:
     return None
 
 
+@cache
+def ncu() -> Tool | None:
+    """Nsight Compute's command line: on PATH, or where the toolkit and the stand-alone package put it, newest first."""
+    places = [shutil.which("ncu")]
+    for pattern in ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu", "opt/nvidia/*/bin/ncu"):
+        places += sorted(map(str, Path("/").glob(pattern)), key=_by_number, reverse=True)
+    for place in places:
+        if place and Path(place).exists():
+            version = _version(place, r"Version (\d+\.\d+(?:\.\d+)?)")
+            return Tool(place, f"ncu {version}".strip())
+    return None
+
+
+def _by_number(path: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", path)]
+
+
 def _compiles(source: str, *flags: str) -> bool:
     compiler = cxx()
     if compiler is None:

@@ -34,6 +34,7 @@ from .common import ROOT, UserError, markdown_table, one_of, say, shown
 from .records import Line, Record
 from .sources import all_anchors, find_anchor, source_hash
 
+_SECTOR_BYTES = 32
 _SKIP = {".git", ".venv", "build", "site", "subprojects", "node_modules", "shared"}
 _LANGUAGE = {
     ".cu": "cuda",
@@ -69,9 +70,16 @@ class Weaver:
             self._lines = records.latest(records.load_committed())
         return self._lines
 
-    def find(self, **wanted: Any) -> list[Line]:
-        """One record a point, newest first come; never one half of a comparison unless that is asked for."""
+    def find(self, counted: bool = False, **wanted: Any) -> list[Line]:
+        """One record a point, newest first come; never one half of a comparison unless that is asked for.
+
+        A GPU's times and its hardware counters are records apart: counted=True asks for counts.
+        """
         found = [line for line in self.lines if records.matches(line.record, **wanted)]
+        if counted:
+            found = [line for line in found if records.only_counts(line.record)]
+        else:
+            found = [line for line in found if line.record["executor"] != "gpu" or not records.only_counts(line.record)]
         if "compared_with" not in wanted:
             found = [line for line in found if "compared_with" not in line.record.get("params", {})]
         return found
@@ -167,7 +175,8 @@ class Weaver:
     ) -> None:
         """Records as a Markdown table.
 
-        Conditions: device, executor, rung, layer, nt, mode, type (one value or a list each), and chapter.  `columns`
+        Conditions: device, executor, rung, layer, nt, mode, type (one value or a list each), chapter, and counted=True
+        for records of counters (their names are columns).  `columns`
         names what to show (default: what differs, then time, GB/s, percent of roof).  `pivot="nt"` spreads one axis
         over the columns and shows `value` in the cells.  The caption says what all rows share.
         """
@@ -224,6 +233,75 @@ class Weaver:
             f"\n<sub>{layer}, nt = {nt}, {mode} operands: GB/s of compulsory traffic, and percent of the roof "
             "measured in the same run. Empty: no twin on that device.</sub>"
         )
+
+    def bytes_table(
+        self,
+        rungs: Sequence[str],
+        layer: str | None = None,
+        nt: int = 1,
+        device: str | None = None,
+        allow_missing: bool = False,
+        **shape: int,
+    ) -> None:
+        """The bytes of each rung three times: declared by the model, counted by the emulator, measured by the hardware.
+
+        At a layer, or at od= and id=.  `device` is the GPU; the emulator's records are those of its model of that GPU.
+        A half that is missing is a failure, or says so in its cells if `allow_missing`.
+        """
+        if set(shape) not in (set(), {"od", "id"}) or bool(layer) == bool(shape):
+            raise Failure("bytes_table: give either layer=, or od= and id=")
+        point = {**({"layer": layer} if layer else shape), "nt": nt}
+        device = device or self._counted_device(rungs, point)
+        found: list[Record] = []
+        rows = []
+        for rung in rungs:
+            wanted = {"rung": rung, **point}
+            halves = []
+            for executor, slug in (("emulator", f"emulator-{device}"), ("gpu", device)):
+                record = self._newest(counted=True, executor=executor, device=slug, **wanted)
+                if record is None and not allow_missing:
+                    asked = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+                    how = "record --on emulator" if executor == "emulator" else "counters"
+                    raise Failure(f"no counts of the {executor} ({slug}) with {asked}; scripts/ladder {how} makes them")
+                halves.append(record)
+            known = [record for record in halves if record] or [self._newest(**wanted)]
+            totals = {record["bytes"]["total"] for record in known if record and "bytes" in record}
+            if len(totals) > 1:
+                raise Failure(f"bytes_table: the records of {rung} declare different bytes ({sorted(totals)})")
+            declared = totals.pop() if totals else None
+            found += [record for record in halves if record]
+            cells = [_megabytes(declared), *_requests(halves[0], declared), *_requests(halves[1], declared)]
+            cells.append(_with_ratio(_counter(halves[1], "dram_read_bytes"), declared))
+            if _MISSING in cells and not allow_missing:
+                raise Failure(f"bytes_table: the records of {rung} lack bytes, requests, sectors or dram_read_bytes")
+            rows.append([f"`{rung}`", *cells])
+        each = ["requests", "sectors each", "sectors, MB"]
+        header = ["rung", "declared, MB", *(f"{who} {what}" for who in ("counted", "measured") for what in each)]
+        self.emit(markdown_table([*header, "DRAM read, MB"], rows, range(1, len(header) + 1)))
+        at = layer or f"{shape['od']}x{shape['id']}"
+        days = sorted({record["date"][:10] for record in found})
+        when = f" Recorded {days[0]}{f' to {days[-1]}' if len(days) > 1 else ''}." if days else ""
+        self.emit(
+            f"\n<sub>{at}, nt = {nt}. Declared: every operand once. Counted by the emulator, measured by the counters "
+            f"of {_device_name(device)}: requests of warps to global memory, and the 32-byte sectors that they touch. "
+            f"DRAM read: after the caches were emptied. In brackets: multiples of the declared bytes.{when}</sub>"
+        )
+
+    def _newest(self, **wanted: Any) -> Record | None:
+        """The newest record of a point, made from today's source; None if there is none."""
+        found = max(self.find(**wanted), key=lambda line: line.record["date"], default=None)
+        return self.fresh([found])[0].record if found else None
+
+    def _counted_device(self, rungs: Sequence[str], point: dict[str, Any]) -> str:
+        """The one GPU that has counters of these rungs, or that the emulator has counted for."""
+        counts = [line.record for line in self.find(counted=True, rung=list(rungs), **point)]
+        slugs = sorted({record["device"] for record in counts if record["executor"] == "gpu"})
+        slugs = slugs or sorted({record["device"].removeprefix("emulator-") for record in counts})
+        if len(slugs) != 1:
+            asked = ", ".join(f"{name}={value!r}" for name, value in point.items())
+            what = f"several GPUs have counts ({', '.join(slugs)}); say device=" if slugs else "no record has counters"
+            raise Failure(f"bytes_table: {what} (rung in {', '.join(rungs)}, {asked})")
+        return slugs[0]
 
     def plot(
         self,
@@ -472,6 +550,35 @@ def _caption(rows: Sequence[Record], marked: bool) -> str:
     return f"<sub>{', '.join(shared)}{'; ' if shared else ''}measured {when}.{marks}</sub>"
 
 
+_MISSING = "not recorded"
+
+
+def _counter(record: Record | None, name: str) -> int | float | None:
+    return record["counters"].get(name) if record else None
+
+
+def _megabytes(count: float | None) -> str:
+    """Bytes in MB (1e6), with three digits or more."""
+    if count is None:
+        return _MISSING
+    size = count / 1e6
+    return f"{size:,.1f}" if size >= 99.95 else f"{size:.3g}" if size < 0.1 else f"{size:.{1 if size >= 9.995 else 2}f}"
+
+
+def _with_ratio(count: float | None, declared: float | None) -> str:
+    if count is None or declared is None:
+        return _megabytes(count)
+    return f"{_megabytes(count)} ({count / declared:.2f}×)"
+
+
+def _requests(record: Record | None, declared: float | None) -> list[str]:
+    """Requests, sectors for each, and the sectors' bytes, of global memory."""
+    requests, sectors = _counter(record, "requests"), _counter(record, "sectors")
+    if not requests or sectors is None:
+        return [_MISSING] * 3
+    return [f"{requests:,}", f"{sectors / requests:.2f}", _with_ratio(sectors * _SECTOR_BYTES, declared)]
+
+
 def _speed(record: Record) -> str:
     return f"{_number(record['gbps'])} ({_percent(record)})" if "percent_of_roof" in record else _number(record["gbps"])
 
@@ -500,7 +607,7 @@ def weave_page(weaver: Weaver, path: Path) -> tuple[str, str, list[str]]:
     weaver.emit = lambda piece: cog.cogmodule.outl(piece)
     cog.options.defines = {
         name: _guarded(getattr(weaver, name), weaver, failures, cog)
-        for name in ("code", "table", "ladder_table", "value", "plot", "output")
+        for name in ("code", "table", "ladder_table", "bytes_table", "value", "plot", "output")
     }
     try:
         new = cog.process_string(text, fname=str(path))
