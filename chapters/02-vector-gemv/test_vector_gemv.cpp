@@ -60,7 +60,10 @@ TEST_CASE("the checker rejects every broken kernel") {
       {"rounds_the_tail_up", wrong::rounds_the_tail_up},
   };
   Context ctx = testing::context_on(kDeviceExecutor);
-  for (const auto& [name, kernel] : kernels) {
+  for (const auto& entry :
+       kernels) {  // not a structured binding: CAPTURE is a lambda, which older Clangs refuse one
+    const std::string& name = entry.first;
+    const Kernel kernel = entry.second;
     CAPTURE(name);
     Rung r;
     r.id = name;

@@ -77,6 +77,8 @@ class Bytes(unittest.TestCase):
         other = {**record, "executor": "gpu", "device": "nvidia-h200", "shape": {"nt": 2, "od": 10, "id": 100}}
         self.assertIn("no record of a GPU's counters", emulate.bytes_report([record], [other]))
         self.assertEqual(emulate.bytes_report([made_record()], []), "")
+        stale = {**record, "executor": "gpu", "device": "nvidia-h200", "source_sha256": "0" * 64}
+        self.assertIn("another version of this kernel", emulate.bytes_report([record], [stale]))
 
 
 class Options(ProjectCase):

@@ -183,6 +183,9 @@ def bytes_report(made: Sequence[Record], committed: Sequence[Record]) -> str:
         lines.append(form.format("  declared: every operand once", _megabytes(declared), "", ""))
         counted = (counters["unique_bytes"], counters["past_l1_bytes"], counters["sectors"] * _SECTOR_BYTES)
         lines.append(form.format("  counted by the emulator", *(_megabytes(n, declared) for n in counted)))
+        if gpu is not None and gpu.get("source_sha256") != record.get("source_sha256"):
+            lines.append(f"  measured: the record of {gpu['device']} is of another version of this kernel")
+            continue
         if gpu is None:
             lines.append("  measured: no record of a GPU's counters at this shape (scripts/ladder counters)")
             continue
