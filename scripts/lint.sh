@@ -14,7 +14,7 @@ for tool in clang-format clang-tidy; do
   command -v "$tool" > /dev/null || { echo "scripts/lint.sh: $tool is not installed (Debian: apt install $tool)" >&2; exit 2; }
 done
 ruff=.venv/bin/ruff
-[ -x "$ruff" ] || { echo "scripts/lint.sh: no $ruff; run scripts/ladder doctor once" >&2; exit 2; }
+[ -x "$ruff" ] || PYTHONPATH=scripts python3 -c "from workbook import setup; setup.ensure_venv()"
 
 mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh')
 if [ -n "$fix" ]; then

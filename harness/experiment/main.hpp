@@ -282,25 +282,29 @@ inline const Rung& find_rung(const Chapter& c, const std::string& id) {
 
 namespace detail {
 
-inline void print_header(FILE* f) {
-  std::fprintf(f, "%-18s %-8s %-17s %5s %-4s %11s %9s %10s %7s  %s\n", "rung", "on", "layer or od x id", "nt",
-               "mode", "time us", "GB/s", "GFLOP/s", "% roof", "check and verdict");
+/// Column heads; the emulator has no clock, so there the columns of times are left out.
+inline void print_header(FILE* f, Executor e) {
+  std::fprintf(f, "%-18s %-8s %-17s %5s ", "rung", "on", "layer or od x id", "nt");
+  if (e != Executor::emulator) {
+    std::fprintf(f, "%-4s %11s %9s %10s %7s", "mode", "time us", "GB/s", "GFLOP/s", "% roof");
+  }
+  std::fprintf(f, "  %s\n", "check and verdict");
 }
 
 inline void print_row(FILE* f, const Record& r, const std::string& note) {
   const std::string shape =
       r.layer.empty() ? std::to_string(r.shape->od) + "x" + std::to_string(r.shape->id) : r.layer;
-  std::fprintf(f, "%-18s %-8s %-17s %5lld %-4s ", r.rung.c_str(), to_string(r.executor), shape.c_str(),
-               r.shape->nt, r.mode.empty() ? "-" : r.mode.c_str());
+  std::fprintf(f, "%-18s %-8s %-17s %5lld ", r.rung.c_str(), to_string(r.executor), shape.c_str(),
+               r.shape->nt);
   if (r.time) {
-    std::fprintf(f, "%11.2f %9.1f %10.1f ", r.time->median / 1e3, r.moved_bytes() / r.time->median,
-                 r.work->count / r.time->median);
+    std::fprintf(f, "%-4s %11.2f %9.1f %10.1f ", r.mode.c_str(), r.time->median / 1e3,
+                 r.moved_bytes() / r.time->median, r.work->count / r.time->median);
     if (r.floor_ns() > 0)
       std::fprintf(f, "%7.1f", 100.0 * r.floor_ns() / r.time->median);
     else
       std::fprintf(f, "%7s", "-");
-  } else {
-    std::fprintf(f, "%11s %9s %10s %7s", "-", "-", "-", "-");
+  } else if (r.executor != Executor::emulator) {
+    std::fprintf(f, "%-4s %11s %9s %10s %7s", "-", "-", "-", "-", "-");
   }
   std::fprintf(f, "  %s\n", note.c_str());
   std::fflush(f);
@@ -333,16 +337,19 @@ inline std::vector<std::string> count_on_emulator(const Rung& rung, Operands& op
   const emu::Counters c = emu::last_launch();
   record.counters_json = emu::record_json(c);
   const emu::GlobalCounts& loads = c.total.loads();
-  std::fprintf(
-      f,
-      "  %llu load requests, %.1f sectors each where %.1f would do; %.3f MB asked for, %.3f MB in sectors, "
-      "%.3f MB distinct, %.3f MB declared; %llu bank conflicts\n",
-      static_cast<unsigned long long>(loads.requests), loads.sectors_per_request(),
-      loads.requests == 0 ? 0.0
-                          : static_cast<double>(loads.ideal_sectors) / static_cast<double>(loads.requests),
-      static_cast<double>(loads.bytes) / 1e6, static_cast<double>(loads.sectors * emu::kSectorBytes) / 1e6,
-      static_cast<double>((c.unique_sectors_read() + c.unique_sectors_written()) * emu::kSectorBytes) / 1e6,
-      record.traffic->total() / 1e6, static_cast<unsigned long long>(c.total.shared_total().conflicts()));
+  const auto megabytes = [](std::uint64_t sectors) {
+    return static_cast<double>(sectors * emu::kSectorBytes) / 1e6;
+  };
+  std::fprintf(f, "  %llu load requests, %.1f sectors each where %.1f would do; %llu bank conflicts\n",
+               static_cast<unsigned long long>(loads.requests), loads.sectors_per_request(),
+               loads.requests == 0
+                   ? 0.0
+                   : static_cast<double>(loads.ideal_sectors) / static_cast<double>(loads.requests),
+               static_cast<unsigned long long>(c.total.shared_total().conflicts()));
+  std::fprintf(f, "  %.3f MB asked for, %.3f MB in sectors, %.3f MB distinct, %.3f MB declared\n",
+               static_cast<double>(loads.bytes) / 1e6, megabytes(loads.sectors),
+               megabytes(c.unique_sectors_read() + c.unique_sectors_written()),
+               record.traffic->total() / 1e6);
   if (o.report) std::fprintf(f, "%s\n", emu::text_report(c).c_str());
   if (o.annotate) std::fprintf(f, "%s\n", emu::annotated_source(c).c_str());
   if (!o.pictures.empty()) {
@@ -468,7 +475,7 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
   std::fprintf(f, "\n");
   if (!o.compare_a.empty()) return detail::run_compare(chapter, o, matrices, nts, ctx, sink);
 
-  detail::print_header(f);
+  detail::print_header(f, ctx.executor);
   const std::vector<std::string> modes = o.modes.empty() ? std::vector<std::string>{"cold"} : o.modes;
   int failures = 0;
   for (const NamedMatrix& m : matrices) {
