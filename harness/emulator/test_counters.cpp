@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -865,13 +866,14 @@ TEST_CASE("pictures of one request: a row for each sector, a box for each lane; 
   REQUIRE(shared != c.captured.end());
   CHECK(contains(emu::bank_picture(*shared), "served in 8 passes where 1 would do"));
 
-  const auto folder = std::filesystem::temp_directory_path() / ("ladder-pictures-" + std::to_string(::getpid()));
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("ladder-pictures-" + std::to_string(::getpid()));
   const std::vector<std::string> files = emu::write_pictures(c, folder.string(), "banks");
   CHECK(files.size() == c.captured.size());
   for (const std::string& file : files) CHECK(std::filesystem::file_size(file) > 1000);
   std::filesystem::remove_all(folder);
-  CHECK_THROWS_WITH_AS((void)emu::write_pictures(c, "/dev/null/no", "banks"), doctest::Contains("cannot write"),
-                       std::runtime_error);
+  CHECK_THROWS_WITH_AS((void)emu::write_pictures(c, "/dev/null/no", "banks"),
+                       doctest::Contains("cannot write"), std::runtime_error);
 }
 
 TEST_CASE("reports fit into 100 columns, with what is too long below itself") {
