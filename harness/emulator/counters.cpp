@@ -116,6 +116,8 @@ const char* to_string(Check c) {
       return "warp collective";
     case Check::fault:
       return "fault";
+    case Check::async_copy:
+      return "asynchronous copy";
   }
   return "?";
 }

@@ -127,6 +127,7 @@ enum class Check {
   barrier,
   collective,
   fault,
+  async_copy,
 };
 const char* to_string(Check c);
 

@@ -97,8 +97,18 @@ void fence(int scope);
 
 /// Instructions that the workbook speaks of by name: once for each thread, those of a whole warp once for the warp.
 /// Device functions report themselves (`count`). `a * b + c` is no such function: only __fmaf_rn counts as an FMA.
-enum class Instruction : int { fma_f32, fma_f16x2, dp4a, mma_f16, mma_s8, cp_async, special };
-inline constexpr int kInstructions = 7;
+enum class Instruction : int {
+  fma_f32,
+  fma_f16x2,
+  dp4a,
+  mma_f16,
+  mma_s8,
+  cp_async,
+  special,
+  ldmatrix,
+  bulk_copy
+};
+inline constexpr int kInstructions = 9;
 /// Counts `n` such instructions of the calling thread, when counting is on, at the line of the call.
 void count(Instruction which, int n = 1);
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "harness/emulator/counters.hpp"
 #include "harness/emulator/machine.hpp"
@@ -17,6 +18,26 @@ void count_at(Instruction which, int n, const void* pc);
 void record_enter(std::uintptr_t caller);
 void record_exit();
 void record_block(std::uintptr_t pc);
+
+/// As warp_gather, for a function of the emulator that a kernel called at `pc`.
+void warp_gather_at(const void* mine, void* all, std::size_t bytes, Instruction which, std::uintptr_t pc);
+
+/// "1 of 2 arrivals missing, 4096 bytes missing", for an mbarrier in shared memory.
+std::string mbarrier_text(std::uint64_t state);
+
+/// While it lives, the emulator's own code runs in a kernel thread. Library functions that it shares with kernel
+/// sources (the linker keeps one copy of an inline function, perhaps the instrumented one) must not be observed.
+class Quiet {
+ public:
+  Quiet() : before_(current.recording) { current.recording = false; }
+  ~Quiet() { current.recording = before_; }
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
+  bool recording() const { return before_; }
+
+ private:
+  bool before_;
+};
 
 inline void observe(const volatile void* p, std::size_t bytes, Access kind, const void* pc) {
   if (!current.recording) [[likely]]

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "harness/emulator/counters.hpp"
+#include "harness/emulator/hooks.hpp"
 #include "harness/emulator/memory.hpp"
 #include "harness/emulator/observer.hpp"
 #include "harness/emulator/symbols.hpp"
@@ -139,6 +140,8 @@ Worker::Worker() : lanes(kMaxThreads) {
   dynamic_shared = map_memory(kMaxDynamicShared + 2 * page, PROT_NONE) + page;
   mprotect(dynamic_shared, kMaxDynamicShared, PROT_READ | PROT_WRITE);
   const std::uintptr_t begin = thread_block().begin;
+  // Shared variables are as good as constructed: no thread of a kernel is to differ from the others by doing it.
+  for (const std::size_t guard : program().guards) *reinterpret_cast<char*>(begin + guard) = 1;
   for (const SharedVariable& v : program().shared) {
     const std::uintptr_t at = begin + v.offset;
     if (!static_shared.empty() && static_shared.back().first + static_shared.back().second == at) {
@@ -168,6 +171,15 @@ uint3 Worker::thread_at(unsigned linear) const {
 }
 
 unsigned Worker::lanes_in_warp(unsigned warp) const { return std::min(32u, threads - warp * 32); }
+
+bool Worker::in_shared(const void* p, std::size_t bytes) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(p);
+  const std::uintptr_t dynamic = at - reinterpret_cast<std::uintptr_t>(dynamic_shared);
+  if (dynamic < launch->request->shared_bytes) return bytes <= launch->request->shared_bytes - dynamic;
+  return std::any_of(static_shared.begin(), static_shared.end(), [&](const auto& range) {
+    return at - range.first < range.second && bytes <= range.second - (at - range.first);
+  });
+}
 
 void Worker::poison_shared() {
   for (const auto& [at, bytes] : static_shared) std::memset(reinterpret_cast<void*>(at), 0xff, bytes);
@@ -242,7 +254,10 @@ void Worker::run_block(std::uint64_t index) {
     lane.linear = i;
     lane.tid = thread_at(i);
     lane.state = State::ready;
+    lane.copies.clear();
+    lane.groups = 0;
   }
+  bulk.clear();
   const unsigned warps = (threads + 31) / 32;
   if (launch->observation != nullptr) observer->begin_block();
   do {
@@ -279,6 +294,7 @@ void Worker::run_warp(unsigned warp) {
 /// Called when no thread of the block can run. True: a barrier was completed, or all is done and nothing waits;
 /// the caller goes on while threads are ready.
 bool Worker::complete_barrier() {
+  if (wake_waiters()) return true;
   unsigned waiting = 0, done = 0;
   for (unsigned i = 0; i < threads; ++i) {
     waiting += lanes[i].state == State::at_barrier;
@@ -348,6 +364,13 @@ bool Worker::try_collective(unsigned first, const Request& r) {
     }
     pc = lane.pc;
     members |= 1u << i;
+  }
+  if (r.kind == Collective::gather && members != ~0u) {
+    report(nullptr,
+           "a warp-wide instruction needs all 32 lanes of warp " + std::to_string(first / 32) + "; " +
+               std::to_string(std::popcount(members)) + " are there, at " + to_string(source_line(pc)),
+           Check::collective, pc);
+    return false;
   }
   if (launch->observation != nullptr) observer->collective_completed(first, r, pc);
   perform(first, members, r);
@@ -563,6 +586,10 @@ unsigned warp_reduce(Reduce op, bool is_signed, unsigned mask, unsigned value) {
 }
 
 void warp_gather(const void* mine, void* all, std::size_t bytes, Instruction which) {
+  warp_gather_at(mine, all, bytes, which, LADDER_EMU_HERE);
+}
+
+void warp_gather_at(const void* mine, void* all, std::size_t bytes, Instruction which, std::uintptr_t pc) {
   Request r;
   r.kind = Collective::gather;
   r.op = static_cast<int>(which);
@@ -570,7 +597,7 @@ void warp_gather(const void* mine, void* all, std::size_t bytes, Instruction whi
   r.argument = static_cast<int>(bytes);
   r.from = mine;
   r.to = all;
-  meet(r, LADDER_EMU_HERE);
+  meet(r, pc);
 }
 
 unsigned active_mask() {
@@ -612,6 +639,9 @@ std::string Worker::deadlock_text() const {
     } else if (lane.state == State::at_barrier) {
       what =
           std::string("at ") + barrier_name(lane.barrier_op) + " (" + to_string(source_line(lane.pc)) + ")";
+    } else if (lane.state == State::at_mbarrier) {
+      what = "waiting for the phase of parity " + std::to_string(lane.parity) + " of an mbarrier (" +
+             to_string(source_line(lane.pc)) + "), " + mbarrier_text(*lane.mbarrier);
     } else {
       const Request& r = lane.request;
       what = std::string("in ") + collective_name(r) + " (" + to_string(source_line(lane.pc)) + ", mask " +

@@ -40,7 +40,7 @@ struct LaunchState {
 };
 
 /// What a thread is doing.
-enum class State : std::uint8_t { ready, at_barrier, at_collective, paused, done };
+enum class State : std::uint8_t { ready, at_barrier, at_collective, at_mbarrier, paused, done };
 
 enum class Collective : std::uint8_t {
   syncwarp,
@@ -68,6 +68,25 @@ inline bool same_call(const Request& a, const Request& b) {
   return a.kind == b.kind && a.op == b.op && a.mask == b.mask;
 }
 
+/// A cp.async that its thread has not waited for.
+struct AsyncCopy {
+  void* to = nullptr;
+  unsigned bytes = 0;
+  unsigned group = 0;  ///< number of groups that the thread had committed before
+  std::array<unsigned char, 16> data{};
+};
+
+/// A cp.async.bulk of the running block.
+struct BulkCopy {
+  unsigned thread = 0;  ///< that issued it
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::uint32_t bytes = 0;
+  std::uint64_t* mbarrier = nullptr;
+  std::uintptr_t pc = 0;
+  bool delivered = false;
+};
+
 struct Lane {
   boost::context::fiber context;
   bool started = false;  ///< `context` holds a suspended fiber
@@ -80,6 +99,10 @@ struct Lane {
   std::uintptr_t pc = 0;  ///< return address of the call the thread waits in
   std::uint64_t result = 0;
   int match_all = 0;
+  std::vector<AsyncCopy> copies;      // in the order of issue
+  unsigned groups = 0;                // of copies, that were committed
+  std::uint64_t* mbarrier = nullptr;  // while at_mbarrier
+  unsigned parity = 0;
 };
 
 /// The calling OS thread's view of the kernel thread that it runs. One object, so that one address is needed.
@@ -111,6 +134,10 @@ struct Worker {
   void report(const Lane* lane, const std::string& what, Check check, std::uintptr_t pc = 0);
   std::string deadlock_text() const;
   void poison_shared();
+  /// Lets lanes go on whose mbarrier's phase is complete, or is once bulk copies arrive. True: there was one.
+  bool wake_waiters();
+  void deliver(std::uint64_t* mbarrier);
+  bool in_shared(const void* p, std::size_t bytes) const;
   unsigned lanes_in_warp(unsigned warp) const;
   uint3 block_at(std::uint64_t index) const;
   uint3 thread_at(unsigned linear) const;
@@ -129,6 +156,7 @@ struct Worker {
   std::uintptr_t error_pc = 0;
   std::vector<std::pair<std::uintptr_t, std::size_t>> static_shared;  ///< ranges of __shared__ variables
   char* dynamic_shared = nullptr;
+  std::vector<BulkCopy> bulk;  ///< of the block
   std::unique_ptr<Observer> observer;
 };
 

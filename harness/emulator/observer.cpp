@@ -19,6 +19,7 @@ Access access_of(Record::What w) {
   switch (w) {
     case Record::global_write:
     case Record::shared_write:
+    case Record::async_write:
       return Access::write;
     case Record::global_atomic:
     case Record::shared_atomic:
@@ -332,6 +333,8 @@ void Observer::begin_block() {
   fences_ = 0;
   acquired_ = false;
   warp_syncs_.fill(0);
+  clock_.clear();
+  mbarrier_clock_.clear();
   event_count_.fill(0);
   events_ = {};
   l1_.reset(launch_->l1_lines);
@@ -395,7 +398,7 @@ void Observer::instruction(Instruction which, int n, std::uintptr_t pc) {
       static_cast<std::uint64_t>(n);
 }
 
-void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc, bool whole) {
+Record::What Observer::classify(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc) {
   Record::What what;
   if (Watched* w = recent_[0]; w != nullptr && address - w->begin < w->bytes) {
     what = static_cast<Record::What>(Record::global_read + static_cast<int>(kind));
@@ -404,7 +407,7 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
     what = static_cast<Record::What>(Record::global_read + static_cast<int>(kind));
   } else if (address - reinterpret_cast<std::uintptr_t>(worker_.stacks) <
              worker_.stack_stride * kMaxThreads) {
-    return;  // a local variable: a register or local memory, not what is counted here
+    return Record::basic_block;  // a local variable: a register or local memory, not what is counted here
   } else if (address - static_begin_ < static_bytes_ ||
              address - reinterpret_cast<std::uintptr_t>(worker_.dynamic_shared) < kMaxDynamicShared) {
     what = static_cast<Record::What>(Record::shared_read + static_cast<int>(kind));
@@ -423,6 +426,9 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
                                  [](std::size_t o, const SharedVariable& v) { return o < v.offset; });
       const bool inside =
           it != shared.begin() && offset + bytes <= std::prev(it)->offset + std::prev(it)->bytes;
+      if (!inside && std::binary_search(program().guards.begin(), program().guards.end(), offset)) {
+        return Record::basic_block;
+      }
       if (!inside) {
         stop(Check::out_of_bounds, pc,
              std::string(verb(kind)) + " " + std::to_string(bytes) +
@@ -442,7 +448,7 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
     const auto arguments = reinterpret_cast<std::uintptr_t>(launch_->request->arguments);
     if (address - p.begin < p.end - p.begin || address - arguments < launch_->request->argument_bytes ||
         address - tls_begin_ < tls_bytes_) {
-      return;  // constants and variables of the program, and the launch's own parameters
+      return Record::basic_block;  // constants and variables of the program, and the launch's own parameters
     }
     std::string text = std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes ";
     if (const std::optional<Neighbour> a = nearest_allocation(address)) {
@@ -463,14 +469,24 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
              std::to_string(address - recent_[0]->begin) + " of '" + recent_[0]->allocation->name +
              "', which has " + std::to_string(recent_[0]->bytes));
   }
+  return what;
+}
+
+void Observer::check_aligned(std::uintptr_t address, std::size_t bytes, Access kind, Record::What what,
+                             std::uintptr_t pc) {
+  if ((address & (bytes - 1)) == 0) return;
+  stop(Check::misaligned, pc,
+       std::string(verb(kind)) + " " + std::to_string(bytes) +
+           " bytes at an address that is not a multiple of " + std::to_string(bytes) +
+           (what <= Record::global_atomic ? ": " + position(*recent_[0], address)
+                                          : ": " + shared_name(address)));
+}
+
+void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc, bool whole) {
+  const Record::What what = classify(address, bytes, kind, pc);
+  if (what == Record::basic_block) return;
   if (whole) {
-    if ((address & (bytes - 1)) != 0) {
-      stop(Check::misaligned, pc,
-           std::string(verb(kind)) + " " + std::to_string(bytes) +
-               " bytes at an address that is not a multiple of " + std::to_string(bytes) +
-               (what <= Record::global_atomic ? ": " + position(*recent_[0], address)
-                                              : ": " + shared_name(address)));
-    }
+    check_aligned(address, bytes, kind, what, pc);
     append(address, static_cast<unsigned>(bytes), what, pc);
     return;
   }
@@ -478,6 +494,46 @@ void Observer::access(std::uintptr_t address, std::size_t bytes, Access kind, st
   std::size_t piece = std::min<std::size_t>(4, bytes & (~bytes + 1));
   while ((address & (piece - 1)) != 0) piece /= 2;
   for (std::size_t i = 0; i < bytes; i += piece) append(address + i, static_cast<unsigned>(piece), what, pc);
+}
+
+// --- Observer: asynchronous copies and mbarriers ---------------------------------------------------------------
+
+void Observer::async_issued(std::uintptr_t to, std::uintptr_t from, unsigned bytes, unsigned source_bytes,
+                            bool through_l1, std::uintptr_t pc) {
+  instruction(Instruction::cp_async, 1, pc);
+  if (source_bytes > 0) {
+    const Record::What what = classify(from, source_bytes, Access::read, pc);
+    if (what != Record::global_read) stop(Check::fault, pc, "cp.async from memory that is not global");
+    check_aligned(from, bytes, Access::read, what, pc);
+    append(std::uint64_t{source_bytes} << 56 | from, bytes,
+           through_l1 ? Record::async_read_l1 : Record::async_read, pc);
+  }
+  const Record::What what = classify(to, bytes, Access::write, pc);
+  if (what != Record::shared_write) stop(Check::fault, pc, "cp.async to memory that is not shared");
+  check_aligned(to, bytes, Access::write, what, pc);
+  append(to, bytes, Record::async_write, pc);
+}
+
+void Observer::async_arrived(std::uintptr_t to, unsigned bytes, std::uintptr_t pc) {
+  append(to, bytes, Record::async_arrival, pc);
+}
+
+void Observer::mbarrier_event(const void* mbarrier, bool arrive, std::uintptr_t pc) {
+  append(reinterpret_cast<std::uintptr_t>(mbarrier), 0,
+         arrive ? Record::mbarrier_arrive : Record::mbarrier_wait, pc);
+}
+
+void Observer::bulk_issued(const BulkCopy& c, std::size_t index) {
+  instruction(Instruction::bulk_copy, 1, c.pc);
+  if (classify(reinterpret_cast<std::uintptr_t>(c.from), c.bytes, Access::read, c.pc) !=
+      Record::global_read) {
+    stop(Check::fault, c.pc, "cp.async.bulk from memory that is not global");
+  }
+  if (classify(reinterpret_cast<std::uintptr_t>(c.to), c.bytes, Access::write, c.pc) !=
+      Record::shared_write) {
+    stop(Check::fault, c.pc, "cp.async.bulk to memory that is not shared");
+  }
+  append(index, 0, Record::bulk_copy, c.pc);
 }
 
 // --- Observer: lining up ----------------------------------------------------------------------------------------
@@ -591,8 +647,38 @@ void Observer::emit(const Group& g) {
     case Record::shared_write:
     case Record::shared_atomic:
       return shared_request(g);
-    default:
+    case Record::global_read:
+    case Record::global_write:
+    case Record::global_atomic:
       return global_request(g);
+    case Record::async_read:
+    case Record::async_read_l1:
+      return async_read(g);
+    case Record::async_write:
+      shared_request(g);
+      for (unsigned k = 0; k < g.count; ++k) {
+        set_pending(g.address[k], g.head->bytes, g.warp * 32 + g.lane[k], g.head->pc, false);
+      }
+      return;
+    case Record::async_arrival:
+      for (unsigned k = 0; k < g.count; ++k) {
+        for (unsigned b = 0; b < g.head->bytes; b += 1u << cell_shift_) {
+          SharedCell& c = cells_[shared_cell(g.address[k] + b)];
+          const std::uint32_t pc = c.pending.epoch != 0 ? c.pending.pc : g.head->pc;
+          c.pending.epoch = 0;
+          touch_cell(c, g.address[k] + b, Access::write, g.warp * 32 + g.lane[k], pc);
+        }
+      }
+      return;
+    case Record::mbarrier_arrive:
+      for (unsigned k = 0; k < g.count; ++k) release(g.warp * 32 + g.lane[k], g.address[k]);
+      return;
+    case Record::mbarrier_wait:
+      for (unsigned k = 0; k < g.count; ++k) acquire(g.warp * 32 + g.lane[k], g.address[k]);
+      return;
+    case Record::bulk_copy:
+      for (unsigned k = 0; k < g.count; ++k) bulk_request(worker_.bulk[g.address[k]]);
+      return;
   }
 }
 
@@ -661,14 +747,24 @@ void Observer::global_request(const Group& g) {
     const std::size_t index = (at - w->begin) / kSectorBytes;
     if (kind != Access::write) set_bit(w->read, index);
     if (kind != Access::read) set_bit(w->written, index);
-    fetched += kind != Access::read || !l1_.access(sector[k]);
+    fetched += kind != Access::read || g.past_l1 || !l1_.access(sector[k]);
   }
   if (c.requests == 0) capture(g, kind, launch_->find(g.address[0]));
   ++c.requests;
   c.lanes += g.count;
-  c.bytes += std::uint64_t{g.count} * bytes;
+  std::uint64_t asked = std::uint64_t{g.count} * bytes, distinct_bytes = std::uint64_t{distinct} * bytes;
+  if (g.used != nullptr) {
+    asked = distinct_bytes = 0;
+    for (unsigned k = 0; k < g.count; ++k) {
+      asked += g.used[k];
+      if (std::find(g.address.begin(), g.address.begin() + k, g.address[k]) == g.address.begin() + k) {
+        distinct_bytes += g.used[k];
+      }
+    }
+  }
+  c.bytes += asked;
   c.sectors += sectors;
-  c.ideal_sectors += (std::uint64_t{distinct} * bytes + kSectorBytes - 1) / kSectorBytes;
+  c.ideal_sectors += (distinct_bytes + kSectorBytes - 1) / kSectorBytes;
   c.l1_sectors += fetched;
 
   if (kind == Access::atomic) {
@@ -683,12 +779,12 @@ void Observer::global_request(const Group& g) {
     if (k > 0 && a == g.address[k - 1] && kind == Access::read)
       continue;  // the same block reads the same word
     if (a - w->begin >= w->bytes) w = launch_->find(a);
-    const unsigned thread = g.warp * 32 + g.lane[k];
+    const unsigned thread = g.warp * 32 + g.lane[k], own = g.used != nullptr ? g.used[k] : bytes;
     if (w->unwritten_parts) {
-      if (kind != Access::write) check_written(*w, a, bytes, thread, g.head->pc);
-      if (kind != Access::read) mark_written(*w, a, bytes);
+      if (kind != Access::write) check_written(*w, a, own, thread, g.head->pc);
+      if (kind != Access::read) mark_written(*w, a, own);
     }
-    if (launch_->races && !w->only_read) touch_global(*w, a, bytes, kind, thread, g.head->pc);
+    if (launch_->races && !w->only_read) touch_global(*w, a, own, kind, thread, g.head->pc);
   }
 }
 
@@ -859,12 +955,37 @@ void Observer::touch_shared(std::uint64_t address, unsigned bytes, Access kind, 
 }
 
 bool Observer::ordered(const SharedCell::Touch& before, unsigned thread) const {
-  return before.thread / 32 == thread / 32 && before.syncs != warp_syncs_[thread / 32];
+  if (before.thread / 32 == thread / 32 && before.syncs != warp_syncs_[thread / 32]) return true;
+  return !clock_.empty() && clock_[thread][before.thread] > before.releases;
+}
+
+SharedCell::Touch Observer::touch_of(unsigned thread, std::uint32_t pc) const {
+  SharedCell::Touch t;
+  t.epoch = epoch_;
+  t.thread = static_cast<std::uint16_t>(thread);
+  t.syncs = thread < kMaxThreads ? warp_syncs_[thread / 32] : std::uint16_t{0};
+  t.pc = pc;
+  t.releases = clock_.empty() ? std::uint16_t{0} : clock_[thread][thread];
+  return t;
+}
+
+std::string Observer::other_thread(const SharedCell::Touch& t) const {
+  return t.thread == kCopyEngine ? "a cp.async.bulk" : "thread " + triple(worker_.thread_at(t.thread));
 }
 
 void Observer::touch_cell(SharedCell& c, std::uint64_t address, Access kind, unsigned thread,
                           std::uint32_t pc) {
-  const SharedCell::Touch now{epoch_, static_cast<std::uint16_t>(thread), warp_syncs_[thread / 32], pc};
+  if (c.pending.epoch >= block_epoch_) {
+    if (Finding* f = find(Check::async_copy, pc, c.pending.pc)) {
+      f->text = who(thread) + " " + verb(kind) + " shared memory that a " +
+                (c.pending_bulk ? "cp.async.bulk" : "cp.async") +
+                " has not delivered yet: " + shared_name(address) + ", at " + std::string(kLine) +
+                "; thread " + triple(worker_.thread_at(c.pending.thread)) + " issued the copy at " +
+                std::string(kOther);
+    }
+    return;  // one fault is enough
+  }
+  const SharedCell::Touch now = touch_of(thread, pc);
   if (kind != Access::write && c.write.epoch < block_epoch_) {
     if (Finding* f = find(Check::unwritten_read, pc, kNobody)) {
       f->text = who(thread) +
@@ -892,7 +1013,7 @@ void Observer::touch_cell(SharedCell& c, std::uint64_t address, Access kind, uns
   if (c.read.epoch == epoch_ && !ordered(c.read, thread) && (c.read.thread != thread || c.read_by_several)) {
     shared_conflict(address, c.read, false, c.read.thread == thread, kind, thread, pc);
   } else if (c.read.epoch == epoch_ && c.other_read.epoch == epoch_ &&
-             c.other_read.thread / 32 != thread / 32) {
+             c.other_read.thread / 32 != thread / 32 && !ordered(c.other_read, thread)) {
     shared_conflict(address, c.other_read, false, false, kind, thread, pc);
   }
   c.write = now;
@@ -903,11 +1024,100 @@ void Observer::shared_conflict(std::uint64_t address, const SharedCell::Touch& b
                                bool several, Access kind, unsigned thread, std::uint32_t pc) {
   Finding* f = find(Check::shared_race, pc, before.pc);
   if (f == nullptr) return;
-  const uint3 other = worker_.thread_at(before.thread);
   f->text = "race on " + shared_name(address) + ": " + who(thread) + " " + verb(kind) + " it at " +
-            std::string(kLine) + ", " + (several ? "another lane of the warp" : "thread " + triple(other)) +
-            " " + (before_wrote ? "writes" : "reads") + " it at " + std::string(kOther) + ", with no " +
+            std::string(kLine) + ", " + (several ? "another lane of the warp" : other_thread(before)) + " " +
+            (before_wrote ? "writes" : "reads") + " it at " + std::string(kOther) + ", with no " +
             (before.thread / 32 == thread / 32 ? "__syncwarp or barrier" : "barrier") + " between them";
+}
+
+void Observer::set_pending(std::uint64_t address, unsigned bytes, unsigned thread, std::uint32_t pc,
+                           bool bulk) {
+  for (unsigned b = 0; b < bytes; b += 1u << cell_shift_) {
+    SharedCell& c = cells_[shared_cell(address + b)];
+    c.pending = touch_of(thread, pc);
+    c.pending_bulk = bulk;
+  }
+}
+
+// --- Observer: asynchronous copies and mbarriers, lined up ------------------------------------------------------
+
+void Observer::async_read(const Group& g) {
+  Group plain = g;
+  std::array<std::uint8_t, 32> used;
+  for (unsigned k = 0; k < g.count; ++k) {
+    used[k] = static_cast<std::uint8_t>(g.address[k] >> 56);
+    plain.address[k] = g.address[k] << 8 >> 8;
+  }
+  plain.used = used.data();
+  plain.past_l1 = g.head->what == Record::async_read;
+  global_request(plain);
+}
+
+/// A bulk copy is one request of one thread. It goes past L1, and writes shared memory in whole rows of banks.
+void Observer::bulk_request(const BulkCopy& c) {
+  const auto from = reinterpret_cast<std::uintptr_t>(c.from), to = reinterpret_cast<std::uintptr_t>(c.to);
+  const auto pc = static_cast<std::uint32_t>(c.pc - program_base);
+  Watched& w = *launch_->find(from);
+  GlobalCounts& g = accesses_[{pc, w.index, Access::read}];
+  const std::uint64_t first = (from - w.begin) / kSectorBytes,
+                      last = (from - w.begin + c.bytes - 1) / kSectorBytes;
+  for (std::uint64_t s = first; s <= last; ++s) set_bit(w.read, s);
+  ++g.requests;
+  ++g.lanes;
+  g.bytes += c.bytes;
+  g.sectors += last - first + 1;
+  g.l1_sectors += last - first + 1;
+  g.ideal_sectors += (c.bytes + kSectorBytes - 1) / kSectorBytes;
+  for (unsigned b = 0; b < c.bytes; b += 16) {
+    if (w.unwritten_parts) check_written(w, from + b, 16, c.thread, pc);
+    if (launch_->races && !w.only_read) touch_global(w, from + b, 16, Access::read, c.thread, pc);
+  }
+  SharedCounts& s = counts(pc).shared[static_cast<std::size_t>(Access::write)];
+  ++s.requests;
+  ++s.lanes;
+  s.bytes += c.bytes;
+  s.passes += (c.bytes + 4 * kBanks - 1) / (4 * kBanks);
+  s.ideal_passes += (c.bytes + 4 * kBanks - 1) / (4 * kBanks);
+  touch_shared(to, c.bytes, Access::write, c.thread, pc);
+  set_pending(to, c.bytes, c.thread, pc, true);
+}
+
+void Observer::bulk_delivered(const BulkCopy& c) {
+  use_clocks();
+  const auto to = reinterpret_cast<std::uintptr_t>(c.to);
+  for (unsigned b = 0; b < c.bytes; b += 1u << cell_shift_) {
+    SharedCell& cell = cells_[shared_cell(to + b)];
+    cell.pending.epoch = 0;
+    cell.write = touch_of(kCopyEngine, static_cast<std::uint32_t>(c.pc - program_base));
+    cell.write_atomic = false;
+  }
+  release(kCopyEngine, reinterpret_cast<std::uintptr_t>(c.mbarrier));
+}
+
+void Observer::use_clocks() {
+  if (clock_.empty()) clock_.assign(kMaxThreads + 1, std::vector<std::uint16_t>(kMaxThreads + 1));
+}
+
+namespace {
+
+void join(std::vector<std::uint16_t>& to, const std::vector<std::uint16_t>& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+}
+
+}  // namespace
+
+/// What the thread did so far comes before what others do once they have waited. All arrivals at an mbarrier are
+/// taken together, whatever their phase: a race may go unseen, none is made up.
+void Observer::release(unsigned thread, std::uint64_t mbarrier) {
+  use_clocks();
+  ++clock_[thread][thread];
+  join(mbarrier_clock_[mbarrier], clock_[thread]);
+}
+
+void Observer::acquire(unsigned thread, std::uint64_t mbarrier) {
+  use_clocks();
+  join(clock_[thread], mbarrier_clock_[mbarrier]);
 }
 
 // --- Observer: events from the scheduler ------------------------------------------------------------------------
@@ -926,7 +1136,18 @@ void Observer::collective_completed(unsigned first_lane, const Request& r, std::
   }
   ++c.collectives;
   // Only __syncwarp orders memory; a shuffle or vote does not.
-  if (r.kind == Collective::syncwarp) ++warp_syncs_[first_lane / 32];
+  if (r.kind != Collective::syncwarp) return;
+  ++warp_syncs_[first_lane / 32];
+  if (clock_.empty()) return;
+  std::vector<std::uint16_t> all;
+  for (unsigned i = 0; i < 32; ++i) {
+    if ((r.mask >> i & 1) == 0) continue;
+    ++clock_[first_lane + i][first_lane + i];
+    join(all, clock_[first_lane + i]);
+  }
+  for (unsigned i = 0; i < 32; ++i) {
+    if ((r.mask >> i & 1) != 0) clock_[first_lane + i] = all;
+  }
 }
 
 // --- Observer: findings -----------------------------------------------------------------------------------------
@@ -982,45 +1203,32 @@ void Observer::capture(const Group& g, Access kind, const Watched* w) {
 
 // --- Hooks ------------------------------------------------------------------------------------------------------
 
-namespace {
-
-/// While it lives, the emulator's own code runs in a kernel thread. Library functions that it shares with kernel
-/// sources (the linker keeps one copy of an inline function, perhaps the instrumented one) must not be observed.
-struct Pause {
-  Pause() { current.recording = false; }
-  ~Pause() { current.recording = true; }
-  Pause(const Pause&) = delete;
-  Pause& operator=(const Pause&) = delete;
-};
-
-}  // namespace
-
 void record_access(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc, bool whole) {
-  const Pause p;
+  const Quiet q;
   current.worker->observer->access(address, bytes, kind, pc, whole);
 }
 void record_enter(std::uintptr_t caller) {
-  const Pause p;
+  const Quiet q;
   current.worker->observer->enter(caller);
 }
 void record_exit() {
-  const Pause p;
+  const Quiet q;
   current.worker->observer->leave();
 }
 void record_block(std::uintptr_t pc) {
-  const Pause p;
+  const Quiet q;
   current.worker->observer->block(pc);
 }
 
 void count(Instruction which, int n) { count_at(which, n, __builtin_return_address(0)); }
 void count_at(Instruction which, int n, const void* pc) {
   if (!current.recording) return;
-  const Pause p;
+  const Quiet q;
   current.worker->observer->instruction(which, n, reinterpret_cast<std::uintptr_t>(pc));
 }
 void fence(int scope) {
   if (!current.recording || scope == 0) return;
-  const Pause p;
+  const Quiet q;
   current.worker->observer->fence();
 }
 

@@ -27,7 +27,14 @@ struct Record {
     shared_write,
     shared_atomic,
     basic_block,
-    memory_fence
+    memory_fence,
+    async_read,     // by cp.async; `address` also has the bytes that are read, in its topmost 8 bits
+    async_read_l1,  // the same through L1
+    async_write,
+    async_arrival,
+    mbarrier_arrive,
+    mbarrier_wait,
+    bulk_copy  // `address` is an index into Worker::bulk
   };
   std::uint64_t address = 0;
   std::uint32_t pc = 0;    ///< from the start of the program
@@ -174,9 +181,12 @@ struct SharedCell {
     std::uint16_t thread = 0;
     std::uint16_t syncs = 0;  ///< __syncwarps of its warp before it
     std::uint32_t pc = 0;
+    std::uint16_t releases = 0;  ///< arrivals of its thread at mbarriers before it
   };
   Touch write, read, other_read;  ///< `other_read` is by another warp than `read`
   bool write_atomic = false;
+  Touch pending;  ///< an asynchronous copy to here that has not arrived; epoch 0: none
+  bool pending_bulk = false;
   bool read_by_several = false;  ///< lanes of the warp of `read`, between the same __syncwarps
 };
 
@@ -195,10 +205,17 @@ struct Observer {
   void enter(std::uintptr_t caller);
   void leave();
   void instruction(Instruction which, int n, std::uintptr_t pc);
+  /// A cp.async: what it reads and writes. `through_l1`: .ca
+  void async_issued(std::uintptr_t to, std::uintptr_t from, unsigned bytes, unsigned source_bytes,
+                    bool through_l1, std::uintptr_t pc);
+  void async_arrived(std::uintptr_t to, unsigned bytes, std::uintptr_t pc);
+  void mbarrier_event(const void* mbarrier, bool arrive, std::uintptr_t pc);
+  void bulk_issued(const BulkCopy& c, std::size_t index);
 
   // From the scheduler.
   void barrier_completed(std::uintptr_t pc);
   void collective_completed(unsigned first_lane, const Request& r, std::uintptr_t pc);
+  void bulk_delivered(const BulkCopy& c);
 
  private:
   struct Group {  // lanes of a warp at one instruction
@@ -206,6 +223,8 @@ struct Observer {
     const Record* head = nullptr;
     std::array<std::uint64_t, 32> address;
     std::array<std::uint8_t, 32> lane;
+    const std::uint8_t* used = nullptr;  // for each, the bytes of head->bytes that are accessed; nullptr: all
+    bool past_l1 = false;
   };
   struct Event {  // one execution of a basic block by a warp
     std::uint32_t id = 0, pc = 0, lanes = 0;
@@ -213,6 +232,18 @@ struct Observer {
   };
   static constexpr unsigned kEvents = 64;
 
+  /// Checks that the access stays inside what it starts in. basic_block: it is none that counts.
+  Record::What classify(std::uintptr_t address, std::size_t bytes, Access kind, std::uintptr_t pc);
+  void check_aligned(std::uintptr_t address, std::size_t bytes, Access kind, Record::What what,
+                     std::uintptr_t pc);
+  void async_read(const Group& g);
+  void set_pending(std::uint64_t address, unsigned bytes, unsigned thread, std::uint32_t pc, bool bulk);
+  void bulk_request(const BulkCopy& c);
+  void release(unsigned thread, std::uint64_t mbarrier);
+  void acquire(unsigned thread, std::uint64_t mbarrier);
+  void use_clocks();
+  SharedCell::Touch touch_of(unsigned thread, std::uint32_t pc) const;
+  std::string other_thread(const SharedCell::Touch& t) const;
   void append(std::uint64_t address, unsigned bytes, Record::What what, std::uintptr_t pc);
   bool take_turn(unsigned warp);
   bool line_up(unsigned warp);
@@ -266,11 +297,18 @@ struct Observer {
   unsigned cell_shift_ = 2;        // 2: a cell is a word; 0: a byte, once something smaller was accessed
   std::uint32_t epoch_ = 1, block_epoch_ = 1;
   std::array<std::uint16_t, 32> warp_syncs_{};
+  // What is ordered through mbarriers: for each thread, the arrivals of every other that it knows of. The copy
+  // engine, which arrives with bulk copies, is one more thread. Empty until the block uses an mbarrier.
+  std::vector<std::vector<std::uint16_t>> clock_;
+  std::map<std::uint64_t, std::vector<std::uint16_t>> mbarrier_clock_;
   unsigned fences_ = 0;    // of this block so far
   bool acquired_ = false;  // an atomic of this block has been executed
   std::array<std::array<Event, kEvents>, 32> events_{};
   std::array<std::uint32_t, 32> event_count_{};
 };
+
+/// Stands for the engine of bulk copies where a thread is asked for.
+inline constexpr unsigned kCopyEngine = kMaxThreads;
 
 /// Of one block, on any device model.
 inline constexpr std::size_t kMaxDynamicShared = 256 * 1024;

@@ -21,7 +21,7 @@ namespace ladder::emu {
 namespace {
 
 constexpr std::array<const char*, kInstructions> kInstructionNames = {
-    "fma_f32", "fma_f16x2", "dp4a", "mma_f16", "mma_s8", "cp_async", "special"};
+    "fma_f32", "fma_f16x2", "dp4a", "mma_f16", "mma_s8", "cp_async", "special", "ldmatrix", "bulk_copy"};
 constexpr std::array<const char*, kAccesses> kAccessNames = {"load", "store", "atomic"};
 
 [[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {

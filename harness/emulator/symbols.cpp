@@ -93,11 +93,14 @@ void read_symbols(Tables& t) {
         t.functions.push_back({t.program.base + symbol.st_value, symbol.st_size, name});
       } else if (type == STT_TLS && symbol.st_size > 0 && declared_in_function(name)) {
         t.program.shared.push_back(shared_variable(name, symbol.st_value, symbol.st_size));
+      } else if (type == STT_TLS && std::string_view(name).starts_with("_ZGVZ")) {
+        t.program.guards.push_back(symbol.st_value);
       }
     }
   }
   std::sort(t.functions.begin(), t.functions.end(),
             [](const Function& a, const Function& b) { return a.begin < b.begin; });
+  std::sort(t.program.guards.begin(), t.program.guards.end());
   std::sort(t.program.shared.begin(), t.program.shared.end(),
             [](const SharedVariable& a, const SharedVariable& b) { return a.offset < b.offset; });
 }
@@ -271,6 +274,16 @@ std::size_t static_shared_bytes(const void* kernel) {
 }
 
 bool of_the_emulator(const std::string& file) {
+  // Device functions that stand for one instruction: a kernel's own line is the one that calls them. All of them
+  // are forced inline, so that it is known.
+  if (const std::size_t at = file.find("kernels/device/"); at != std::string::npos) {
+    static constexpr std::string_view kInstructionFiles[] = {
+        "mma.cuh", "ldmatrix.cuh", "cp_async.cuh", "wmma.cuh", "mbarrier.cuh", "tma.cuh", "wgmma.cuh"};
+    const std::string_view name = std::string_view(file).substr(at + std::strlen("kernels/device/"));
+    for (const std::string_view f : kInstructionFiles) {
+      if (name == f) return true;
+    }
+  }
   if (file.find("harness/device/device_emulator.hpp") != std::string::npos) return true;
   return file.find("harness/emulator/") != std::string::npos &&
          file.find("harness/emulator/test_") == std::string::npos &&

@@ -24,6 +24,9 @@ struct Program {
   std::uintptr_t begin = 0, end = 0;   ///< of all its segments
   bool has_symbols = false;            ///< false for a stripped executable
   std::vector<SharedVariable> shared;  ///< sorted by offset
+  /// Offsets of the bytes in which compilers note that such a variable has been constructed. g++ makes one for an
+  /// array of a type like half, whose construction does nothing.
+  std::vector<std::size_t> guards;  ///< sorted
 };
 const Program& program();
 

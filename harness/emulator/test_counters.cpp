@@ -2,6 +2,7 @@
 // the flags of kernel sources.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -56,7 +57,7 @@ Counters faulty(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t sh
   const emu::counting on;
   const Status s = launch(kernel, grid, block, shared, stream, std::forward<Args>(args)...);
   REQUIRE(!s.ok());
-  Counters c = emu::last_launch();
+  const Counters c = emu::last_launch();
   REQUIRE(!c.findings.empty());
   CHECK(contains(s.message(), c.findings[0].text));
   return c;
