@@ -19,7 +19,7 @@ for found in /usr/local/cuda*/bin/compute-sanitizer /opt/nvidia/*/bin/compute-sa
 done
 [ -n "$sanitizer" ] || stop "no compute-sanitizer on PATH or in /usr/local/cuda*/bin; it comes with the CUDA Toolkit"
 tests=("$build"/test_*_cuda "$build"/chapters/*/test_*_cuda)
-[ ${#tests[@]} -gt 0 ] || stop "no $build/**/test_*_cuda; build first (scripts/ladder test)"
+[ ${#tests[@]} -gt 0 ] || stop "no $build/chapters/*/test_*_cuda; build first (scripts/ladder test)"
 # Without a device a CUDA test skips itself with this status, and there is nothing to check.
 status=0
 "${tests[0]}" --list-test-cases > /dev/null 2>&1 || status=$?

@@ -57,7 +57,7 @@ Counters faulty(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t sh
   const emu::counting on;
   const Status s = launch(kernel, grid, block, shared, stream, std::forward<Args>(args)...);
   REQUIRE(!s.ok());
-  const Counters c = emu::last_launch();
+  Counters c = emu::last_launch();
   REQUIRE(!c.findings.empty());
   CHECK(contains(s.message(), c.findings[0].text));
   return c;
