@@ -18,6 +18,7 @@ from .records import Record
 MODEL_VARIABLE = "LADDER_EMULATOR_DEVICE"
 REGISTERS_VARIABLE = "LADDER_EMULATOR_REGISTERS"
 PICTURES_VARIABLE = "LADDER_EMULATOR_PICTURES"
+THREADS_VARIABLE = "LADDER_EMULATOR_THREADS"
 _SECTOR_BYTES = 32
 SOURCES = (".cu", ".cpp", ".cc", ".cxx")
 
@@ -277,6 +278,8 @@ def command_emulate(args: argparse.Namespace) -> int:
     if source.suffix not in SOURCES:
         raise UserError(f"{source} is not a source file for a compiler ({', '.join(SOURCES)})")
     variables = environment(args)
+    # Blocks in order, so that a race is told the same way every time: which of two blocks came first is in the report.
+    variables[THREADS_VARIABLE] = os.environ.get(THREADS_VARIABLE, "1")
     if args.pictures:
         variables[PICTURES_VARIABLE] = str(args.pictures.resolve())
     folder = run.prepare(args)
