@@ -433,7 +433,9 @@ std::uint32_t integer_halves(std::uint64_t i) {
   return kHalf[bits % 7] | kHalf[bits / 7 % 7] << 16;
 }
 
-double half_of(std::uint32_t word, int part) { return half_bits_to_float(word >> (16 * part) & 0xffffu); }
+double half_of(std::uint32_t word, int part) {
+  return half_bits_to_float(static_cast<std::uint16_t>(word >> (16 * part) & 0xffffu));
+}
 
 /// For every warp, row and column: calls see(index in out, the sum over chains of (A[0] + A[1]) . B[c], the
 /// same of absolute values). `product(word of A, word of B)` gives the two sums of one pair of words.

@@ -7,43 +7,13 @@
 #include <cmath>
 #include <cstdint>
 
+#include "harness/device/half_bits.hpp"
 #include "harness/emulator/vector_types.hpp"
 
 namespace ladder::emu {
 
-/// f16 bits -> f32: exact for every bit pattern.
-constexpr float half_bits_to_float(std::uint16_t h) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000u) << 16;
-  const std::uint32_t exponent = (h >> 10) & 0x1fu;
-  std::uint32_t mantissa = h & 0x3ffu;
-  if (exponent == 0x1f) {  // infinity, NaN (made quiet)
-    return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13) | (mantissa != 0 ? 0x00400000u : 0u));
-  }
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  // Subnormal: mantissa * 2^-24, and both factors are exact.
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
-}
-
-/// f32 -> f16 bits, round to nearest even; beyond 65519.99 becomes infinity.
-constexpr std::uint16_t float_to_half_bits(float f) {
-  const std::uint32_t x = std::bit_cast<std::uint32_t>(f);
-  const auto sign = static_cast<std::uint16_t>((x >> 16) & 0x8000u);
-  const std::uint32_t a = x & 0x7fffffffu;
-  if (a > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7fffu);   // NaN: CUDA's canonical one
-  if (a >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to 65536 or more
-  if (a >= 0x38800000u) {                                                   // normal f16
-    const std::uint32_t r = a + 0xfffu + ((a >> 13) & 1u);
-    return static_cast<std::uint16_t>(sign | ((r - 0x38000000u) >> 13));
-  }
-  if (a < 0x33000000u) return sign;  // below half of the smallest subnormal
-  // Subnormal f16: the value in units of 2^-24, rounded by hand. The implicit bit is made explicit first.
-  const std::uint32_t shift = 126u - (a >> 23);  // 14..24
-  const std::uint32_t m = (a & 0x7fffffu) | 0x800000u;
-  const std::uint32_t q = m >> shift;
-  const std::uint32_t rest = m & ((1u << shift) - 1u), tie = 1u << (shift - 1);
-  return static_cast<std::uint16_t>(sign | (q + ((rest > tie || (rest == tie && (q & 1u))) ? 1u : 0u)));
-}
+using ladder::float_to_half_bits;
+using ladder::half_bits_to_float;
 
 /// f64 -> f16 bits with a single rounding. Going through f32 is safe once f32 was rounded *to odd*: it keeps
 /// two more bits than f16's eleven, so the second rounding cannot see a false tie.

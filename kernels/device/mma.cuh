@@ -19,9 +19,9 @@
 //         "Matrix Fragments for mma.m16n8k32". Needs sm_80.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
+#include "harness/device/half_bits.hpp"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/reduce.cuh"
 #if !defined(__CUDACC__)
@@ -59,16 +59,6 @@ __device__ __forceinline__ void store_mma_d(T* d, const T (&fragment)[4], int la
   d[group * kMmaColumns + 2 * member + 1] = fragment[1];
   d[(group + 8) * kMmaColumns + 2 * member] = fragment[2];
   d[(group + 8) * kMmaColumns + 2 * member + 1] = fragment[3];
-}
-
-/// The value of an IEEE binary16 bit pattern. Host code.
-inline float half_bits_to_float(std::uint32_t bits) {
-  const float sign = (bits & 0x8000u) != 0 ? -1.0f : 1.0f;
-  const int exponent = static_cast<int>((bits >> 10) & 0x1fu);
-  const auto mantissa = static_cast<float>(bits & 0x3ffu);
-  if (exponent == 0) return sign * std::ldexp(mantissa, -24);
-  if (exponent == 31) return mantissa == 0 ? sign * INFINITY : NAN;
-  return sign * std::ldexp(mantissa + 1024.0f, exponent - 25);
 }
 
 /// D += A . B for f16 operands with f32 sums, k = 16. The order in which the hardware adds the 16 products,
