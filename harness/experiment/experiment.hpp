@@ -1,6 +1,8 @@
 // Check, then measure, then place under the roofs: the whole life of one rung at one shape.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -34,27 +36,34 @@ struct Context {
 };
 
 /// The operands of one shape on the device: `sets` copies of (weights, acts, out), each with guard bands.
+/// Weights are packed as `type` says, in buffers of exactly their size.
 class Operands {
  public:
-  Operands(Shape shape, int sets) : shape_(shape) {
+  Operands(Shape shape, int sets, WeightType type = WeightType::f32) : shape_(shape), type_(type) {
+    require(whole_blocks(type, shape));
+    const std::size_t bytes = static_cast<std::size_t>(shape.od) * row_bytes(type, shape.id);
     for (int i = 0; i < sets; ++i) {
-      weights_.emplace_back(count(shape.od, shape.id), "weights");
+      weights_.emplace_back(bytes, "weights");
       acts_.emplace_back(count(shape.nt, shape.id), "acts");
       out_.emplace_back(count(shape.nt, shape.od), "out");
     }
   }
   Shape shape() const { return shape_; }
+  WeightType type() const { return type_; }
   int sets() const { return static_cast<int>(weights_.size()); }
-  float* weights(int set) { return weights_[static_cast<std::size_t>(set)].data(); }
+  void* weights(int set) { return weights_[static_cast<std::size_t>(set)].data(); }
   float* acts(int set) { return acts_[static_cast<std::size_t>(set)].data(); }
   float* out(int set) { return out_[static_cast<std::size_t>(set)].data(); }
   GuardedBuffer<float>& out_buffer(int set) { return out_[static_cast<std::size_t>(set)]; }
 
-  /// The same values in every set: rotation changes addresses, never results.
+  /// The same values in every set: rotation changes addresses, never results. Packed weights are random
+  /// blocks; beside packed integers the activations are smaller ones (see FillKind).
   void fill_inputs(FillKind kind, unsigned seed, Stream& stream) {
+    const bool packed = type_ != WeightType::f32;
+    const FillKind acts_kind = packed && kind == FillKind::small_int ? FillKind::tiny_int : kind;
     for (int i = 0; i < sets(); ++i) {
-      fill(weights(i), count(shape_.od, shape_.id), kind, seed, stream);
-      fill(acts(i), count(shape_.nt, shape_.id), kind, seed + 1, stream);
+      fill_weights(weights(i), type_, shape_.od, shape_.id, kind, seed, stream);
+      fill(acts(i), count(shape_.nt, shape_.id), acts_kind, seed + 1, stream);
     }
   }
 
@@ -62,9 +71,9 @@ class Operands {
   void upload_acts(std::span<const float> acts) { acts_[0].upload(acts); }
 
   /// Bytes of one set, guards included.
-  static double bytes_per_set(Shape s) {
-    return 4.0 * (static_cast<double>(s.od) * static_cast<double>(s.id) +
-                  static_cast<double>(s.nt) * static_cast<double>(s.id + s.od)) +
+  static double bytes_per_set(Shape s, WeightType type = WeightType::f32) {
+    return weight_bytes(type, s.od, s.id) +
+           4.0 * static_cast<double>(s.nt) * static_cast<double>(s.id + s.od) +
            6.0 * GuardedBuffer<float>::kGuardBytes;
   }
 
@@ -73,7 +82,9 @@ class Operands {
     return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
   }
   Shape shape_;
-  std::vector<GuardedBuffer<float>> weights_, acts_, out_;
+  WeightType type_;
+  std::vector<GuardedBuffer<unsigned char>> weights_;
+  std::vector<GuardedBuffer<float>> acts_, out_;
 };
 
 /// Launches `rung` once on operand set `set`, on the context's executor.
@@ -126,15 +137,39 @@ struct RungCheck {
   const std::string& message() const { return exact.ok ? random.message : exact.message; }
 };
 
+/// Rungs by the type of their weights, types in order of first appearance: one group can share its operands.
+inline std::vector<std::vector<const Rung*>> group_by_type(const std::vector<const Rung*>& rungs) {
+  std::vector<std::vector<const Rung*>> groups;
+  for (const Rung* r : rungs) {
+    const auto same = [r](const std::vector<const Rung*>& g) {
+      return g.front()->weight_type == r->weight_type;
+    };
+    const auto at = std::find_if(groups.begin(), groups.end(), same);
+    if (at == groups.end()) {
+      groups.push_back({r});
+    } else {
+      at->push_back(r);
+    }
+  }
+  return groups;
+}
+
 /// Checks several rungs at one shape, sharing inputs and references. Leaves random inputs in every operand
-/// set. Rungs that cannot run there must have been filtered out by the caller.
+/// set. Rungs that cannot run there must have been filtered out by the caller; all must have the operands'
+/// type.
 inline std::vector<RungCheck> check_rungs(const std::vector<const Rung*>& rungs, Operands& ops, Context& ctx,
                                           Reference& random_reference, unsigned seed = 1) {
+  for (const Rung* r : rungs) {
+    if (r->weight_type != ops.type()) {
+      throw DeviceError(r->id + " multiplies " + info(r->weight_type).name + " weights; these are " +
+                        info(ops.type()).name);
+    }
+  }
   std::vector<RungCheck> results(rungs.size());
   for (const CheckKind kind : {CheckKind::exact, CheckKind::random}) {
     ops.fill_inputs(kind == CheckKind::exact ? FillKind::small_int : FillKind::uniform,
                     seed + (kind == CheckKind::exact ? 100 : 200), ctx.stream);
-    Reference reference = reference_matmul(ops.weights(0), ops.acts(0), ops.shape(), ctx.stream);
+    Reference reference = reference_matmul(ops.weights(0), ops.acts(0), ops.shape(), ctx.stream, ops.type());
     for (std::size_t i = 0; i < rungs.size(); ++i) {
       (kind == CheckKind::exact ? results[i].exact : results[i].random) =
           check_once(*rungs[i], ops, reference, kind, ctx);
@@ -147,8 +182,9 @@ inline std::vector<RungCheck> check_rungs(const std::vector<const Rung*>& rungs,
 /// How many operand sets a cold measurement rotates through: together at least four times the last-level
 /// cache, as far as `budget_bytes` allows. Reading other copies evicts clean lines; a memset would leave
 /// dirty ones whose write-back is then charged to the kernel.
-inline int sets_for_cold(Shape shape, const DeviceInfo& device, double budget_bytes) {
-  const double per_set = Operands::bytes_per_set(shape);
+inline int sets_for_cold(Shape shape, const DeviceInfo& device, double budget_bytes,
+                         WeightType type = WeightType::f32) {
+  const double per_set = Operands::bytes_per_set(shape, type);
   const double wanted = std::max(1.0, std::ceil(4.0 * static_cast<double>(device.l2_bytes) / per_set));
   return static_cast<int>(std::max(1.0, std::min(wanted, std::floor(budget_bytes / per_set))));
 }

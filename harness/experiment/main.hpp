@@ -391,9 +391,23 @@ inline int run_compare(const Chapter& chapter, const Options& o, const std::vect
       for (const Rung* r : {&a, &b}) {
         if (Status s = r->supported(shape, ctx.device); !s.ok()) throw UsageError(r->id + ": " + s.message());
       }
-      Operands ops(shape, sets_for_cold(shape, ctx.device, operand_budget(ctx)));
+      // One set of operands if both read the same type of weights, else one each.
+      const bool shared = a.weight_type == b.weight_type;
+      const double budget = operand_budget(ctx) / (shared ? 1 : 2);
+      Operands ops_a(shape, sets_for_cold(shape, ctx.device, budget, a.weight_type), a.weight_type);
+      std::optional<Operands> other_operands;
+      if (!shared) {
+        other_operands.emplace(shape, sets_for_cold(shape, ctx.device, budget, b.weight_type), b.weight_type);
+      }
+      Operands& ops_b = shared ? ops_a : *other_operands;
       Reference reference;
-      const std::vector<RungCheck> checks = check_rungs({&a, &b}, ops, ctx, reference);
+      std::vector<RungCheck> checks;
+      if (shared) {
+        checks = check_rungs({&a, &b}, ops_a, ctx, reference);
+      } else {
+        checks = check_rungs({&a}, ops_a, ctx, reference);
+        checks.push_back(check_rungs({&b}, ops_b, ctx, reference)[0]);
+      }
       bool ok = true;
       for (std::size_t i = 0; i < 2; ++i) {
         if (!checks[i].ok()) {
@@ -406,7 +420,7 @@ inline int run_compare(const Chapter& chapter, const Options& o, const std::vect
         ++failures;
         continue;
       }
-      RungSampler sampler_a(a, ops, ctx, true), sampler_b(b, ops, ctx, true);
+      RungSampler sampler_a(a, ops_a, ctx, true), sampler_b(b, ops_b, ctx, true);
       const Comparison c =
           compare_interleaved([&] { return sampler_a.once(); }, [&] { return sampler_b.once(); }, o.measure);
       const std::string where = m.layer.empty() ? std::to_string(m.od) + "x" + std::to_string(m.id) : m.layer;
@@ -436,6 +450,70 @@ inline int run_compare(const Chapter& chapter, const Options& o, const std::vect
     }
   }
   return failures == 0 ? 0 : 1;
+}
+
+/// Checks and then measures or counts rungs that read the same type of weights, at one shape. Returns the
+/// number of failures.
+inline int run_group(const std::vector<const Rung*>& rungs, Shape shape, const std::string& layer,
+                     const Options& o, Context& ctx, RecordSink& sink) {
+  FILE* f = sink.table();
+  const WeightType type = rungs.front()->weight_type;
+  const bool timed = !o.check_only && ctx.executor != Executor::emulator;
+  const std::vector<std::string> modes = o.modes.empty() ? std::vector<std::string>{"cold"} : o.modes;
+  int failures = 0;
+  const double budget = operand_budget(ctx), bytes = Operands::bytes_per_set(shape, type);
+  if (bytes > budget) {
+    throw UsageError((layer.empty() ? "this shape" : layer) + " needs " + std::to_string(bytes / 1e9) +
+                     " GB of memory; " + std::to_string(budget / 1e9) + " GB may be used here");
+  }
+  Operands ops(shape, timed ? sets_for_cold(shape, ctx.device, budget, type) : 1, type);
+  Reference reference;
+  const std::vector<RungCheck> checks = check_rungs(rungs, ops, ctx, reference);
+  for (std::size_t i = 0; i < rungs.size(); ++i) {
+    const Rung& rung = *rungs[i];
+    Record base = describe(rung, shape, layer, ctx);
+    if (!checks[i].ok()) {
+      ++failures;
+      print_row(f, base, "CHECK FAILED, not measured: " + checks[i].message());
+      continue;
+    }
+    base.check_exact_case = true;
+    base.check_max_error_over_bound = checks[i].random.max_error_over_bound;
+    if (!timed) {
+      print_row(f, base, check_note(checks[i]));
+      int found = 0;
+#if !defined(__CUDACC__)
+      if (ctx.executor == Executor::emulator && !o.check_only) {
+        for (const std::string& line : count_on_emulator(rung, ops, ctx, o, f, base)) {
+          ++found;
+          std::fprintf(f, "  FOUND %s\n", line.c_str());
+        }
+      }
+#endif
+      failures += found;
+      if (found == 0) sink.write(base);
+      continue;
+    }
+    for (const std::string& mode : modes) {
+      Record r = base;
+      r.mode = mode;
+      RungSampler sampler(rung, ops, ctx, mode == "cold");
+      r.time = sample_with_roof(sampler, o.measure, ctx, r);
+      judge(r, ctx);
+      // A kernel that was right when checked can still be wrong when hurried.
+      const CheckResult after = check_once(rung, ops, reference, CheckKind::random, ctx);
+      if (!after.ok) {
+        ++failures;
+        print_row(f, base, "CHECK FAILED after timing, not recorded: " + after.message);
+        continue;
+      }
+      print_row(f, r,
+                check_note(checks[i]) + (r.bound.empty() ? "" : ", " + r.bound) +
+                    (r.valid.value_or(true) ? "" : "; INVALID: " + r.why_not));
+      sink.write(r);
+    }
+  }
+  return failures;
 }
 
 }  // namespace detail
@@ -476,7 +554,6 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
   if (!o.compare_a.empty()) return detail::run_compare(chapter, o, matrices, nts, ctx, sink);
 
   detail::print_header(f, ctx.executor);
-  const std::vector<std::string> modes = o.modes.empty() ? std::vector<std::string>{"cold"} : o.modes;
   int failures = 0;
   for (const NamedMatrix& m : matrices) {
     for (const long long nt : nts) {
@@ -491,59 +568,8 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
           detail::print_row(f, describe(*r, shape, m.layer, ctx), "not run: " + s.message());
         }
       }
-      if (able.empty()) continue;
-      const double budget = detail::operand_budget(ctx);
-      if (Operands::bytes_per_set(shape) > budget) {
-        throw UsageError((m.layer.empty() ? "this shape" : m.layer) + " needs " +
-                         std::to_string(Operands::bytes_per_set(shape) / 1e9) + " GB of memory; " +
-                         std::to_string(budget / 1e9) + " GB may be used here");
-      }
-      Operands ops(shape, timed ? sets_for_cold(shape, ctx.device, budget) : 1);
-      Reference reference;
-      const std::vector<RungCheck> checks = check_rungs(able, ops, ctx, reference);
-      for (std::size_t i = 0; i < able.size(); ++i) {
-        const Rung& rung = *able[i];
-        Record base = describe(rung, shape, m.layer, ctx);
-        if (!checks[i].ok()) {
-          ++failures;
-          detail::print_row(f, base, "CHECK FAILED, not measured: " + checks[i].message());
-          continue;
-        }
-        base.check_exact_case = true;
-        base.check_max_error_over_bound = checks[i].random.max_error_over_bound;
-        if (!timed) {
-          detail::print_row(f, base, detail::check_note(checks[i]));
-          int found = 0;
-#if !defined(__CUDACC__)
-          if (ctx.executor == Executor::emulator && !o.check_only) {
-            for (const std::string& line : detail::count_on_emulator(rung, ops, ctx, o, f, base)) {
-              ++found;
-              std::fprintf(f, "  FOUND %s\n", line.c_str());
-            }
-          }
-#endif
-          failures += found;
-          if (found == 0) sink.write(base);
-          continue;
-        }
-        for (const std::string& mode : modes) {
-          Record r = base;
-          r.mode = mode;
-          RungSampler sampler(rung, ops, ctx, mode == "cold");
-          r.time = sample_with_roof(sampler, o.measure, ctx, r);
-          judge(r, ctx);
-          // A kernel that was right when checked can still be wrong when hurried.
-          const CheckResult after = check_once(rung, ops, reference, CheckKind::random, ctx);
-          if (!after.ok) {
-            ++failures;
-            detail::print_row(f, base, "CHECK FAILED after timing, not recorded: " + after.message);
-            continue;
-          }
-          detail::print_row(f, r,
-                            detail::check_note(checks[i]) + (r.bound.empty() ? "" : ", " + r.bound) +
-                                (r.valid.value_or(true) ? "" : "; INVALID: " + r.why_not));
-          sink.write(r);
-        }
+      for (const std::vector<const Rung*>& group : group_by_type(able)) {
+        failures += detail::run_group(group, shape, m.layer, o, ctx, sink);
       }
     }
   }

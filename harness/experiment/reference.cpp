@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "harness/experiment/fill.hpp"
+#include "kernels/quant/dequantize.hpp"
 
 namespace ladder {
 namespace {
@@ -35,23 +36,57 @@ void fill_host(float* dst, unsigned long long n, FillKind kind, unsigned seed) {
   });
 }
 
-void reference_host(const float* weights, const float* acts, double* value, double* magnitude, Shape s) {
+void fill_blocks_host(unsigned char* dst, unsigned long long blocks, WeightType type, BlockFill kind,
+                      unsigned seed) {
+  const int bytes = info(type).block_bytes;
+  for_chunks(static_cast<long long>(blocks), 1 << 10, [&](long long b, long long e) {
+    for (long long i = b; i < e; ++i) {
+      fill_block(type, kind, seed, static_cast<std::uint64_t>(i), dst + i * bytes, bytes);
+    }
+  });
+}
+
+void reference_host(const void* weights, WeightType type, const float* acts, double* value, double* magnitude,
+                    Shape s) {
   // Eight rows at a time: eight independent chains keep the adders busy without reordering any sum.
   constexpr int kRows = 8;
   const long long groups = (s.od + kRows - 1) / kRows;
+  const std::size_t bytes = row_bytes(type, s.id);
+  const bool packed = type != WeightType::f32, offsets = has_offset(type);
   for_chunks(groups, 1, [&](long long b, long long e) {
+    std::vector<float> decoded(packed ? static_cast<std::size_t>(kRows * s.id) : 0);
+    std::vector<float> zero_point(offsets ? decoded.size() : 0);
+    std::vector<unsigned char> codeless(offsets ? bytes : 0);
     for (long long g = b; g < e; ++g) {
       const long long r0 = g * kRows;
       const int rows = static_cast<int>(std::min<long long>(kRows, s.od - r0));
+      const float* w = packed ? decoded.data() : static_cast<const float*>(weights) + r0 * s.id;
+      for (int k = 0; packed && k < rows; ++k) {
+        const auto* row =
+            static_cast<const unsigned char*>(weights) + static_cast<std::size_t>(r0 + k) * bytes;
+        dequantize_row(type, row, decoded.data() + k * s.id, s.id);
+        if (!offsets) continue;
+        std::copy(row, row + bytes, codeless.begin());
+        for (std::size_t at = 0; at < bytes; at += static_cast<std::size_t>(info(type).block_bytes)) {
+          zero_codes(type, codeless.data() + at);
+        }
+        dequantize_row(type, codeless.data(), zero_point.data() + k * s.id, s.id);
+      }
       for (long long t = 0; t < s.nt; ++t) {
         double sum[kRows] = {}, absolute[kRows] = {};
         const float* x = acts + t * s.id;
         for (long long i = 0; i < s.id; ++i) {
           const double xi = x[i];
           for (int k = 0; k < rows; ++k) {
-            const double term = static_cast<double>(weights[(r0 + k) * s.id + i]) * xi;
+            const double wi = w[k * s.id + i];
+            const double term = wi * xi;
             sum[k] += term;
-            absolute[k] += std::fabs(term);
+            if (!offsets) {
+              absolute[k] += std::fabs(term);
+            } else {
+              const double oi = zero_point[static_cast<std::size_t>(k * s.id + i)];
+              absolute[k] += std::fabs((wi - oi) * xi) + std::fabs(oi * xi);
+            }
           }
         }
         for (int k = 0; k < rows; ++k) {

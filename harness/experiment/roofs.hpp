@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "harness/device/device.hpp"
+#include "harness/experiment/cpu_read_probe.hpp"
 #include "harness/experiment/fill.hpp"
 #include "harness/experiment/measure.hpp"
 #include "harness/experiment/record.hpp"
@@ -134,44 +135,6 @@ inline std::size_t roof_buffer_bytes() {
   const std::size_t tile = stream_tile_bytes(8);
   return std::max(tile, std::min(std::size_t{4} << 30, most) / tile * tile);
 }
-
-/// Host memory for the CPU's bandwidth probes: at least eight last-level caches and 1 GiB (processors with
-/// several caches report one of them), at most a quarter of the memory.
-inline std::size_t cpu_roof_bytes(const DeviceInfo& device) {
-  const std::size_t wanted = std::max(8 * device.l2_bytes, std::size_t{1} << 30);
-  const std::size_t most = device.total_bytes > 0 ? device.total_bytes / 4 : wanted;
-  return std::max<std::size_t>(1 << 20, std::min(wanted, most) / 4096 * 4096);
-}
-
-#if !defined(__CUDACC__)
-/// Reads a buffer of at least eight last-level caches with all threads of the pool; `once()` is the time in ns. The
-/// memory of a shared machine can change its speed from one second to the next, so CPU rungs are timed in turns with
-/// this: each sample of a rung has one of the roof beside it.
-class CpuReadProbe {
- public:
-  CpuReadProbe(const DeviceInfo& device, cpu::ThreadPool& pool)
-      : pool_(pool), buffer_(cpu_roof_bytes(device) / sizeof(std::uint32_t), "read roof") {
-    cpu::roof_write(buffer_.data(), buffer_.size(), kRoofSeed, cpu::Stores::cached, pool);
-    for (std::size_t i = 0; i < buffer_.size(); ++i) expected_ += cpu::roof_write_word(kRoofSeed, i);
-  }
-  double bytes() const { return static_cast<double>(buffer_.bytes()); }
-  /// Throws DeviceError if the sum is not what was written.
-  double once() {
-    const auto start = std::chrono::steady_clock::now();
-    const std::uint32_t sum = cpu::roof_read(buffer_.data(), buffer_.size(), pool_);
-    const double ns =
-        std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
-    if (sum != expected_)
-      throw DeviceError("the CPU's roof_read returned a wrong sum; no roof can be measured");
-    return ns;
-  }
-
- private:
-  cpu::ThreadPool& pool_;
-  Buffer<std::uint32_t> buffer_;
-  std::uint32_t expected_ = 0;
-};
-#endif
 
 namespace detail {
 

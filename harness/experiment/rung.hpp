@@ -15,10 +15,25 @@ namespace cpu {
 class ThreadPool;
 }
 
-/// What a matmul launcher takes. `weights` are packed as the rung's WeightType says, row-major [od][id].
+/// Packed weights on their way into a launcher, which takes them as a pointer to whatever it reads them as:
+/// `const float*` for f32, `const void*` for a launcher that serves several types.
+class WeightsPointer {
+ public:
+  WeightsPointer(const void* p) : p_(p) {}
+  template <class T>
+  operator const T*() const {
+    return static_cast<const T*>(p_);
+  }
+
+ private:
+  const void* p_;
+};
+
+/// What a matmul launcher takes. `weights` are packed as the rung's WeightType says: row-major [od], a row is
+/// id / block_elems blocks of block_bytes bytes.
 using DeviceMatmul =
-    std::function<Status(const float* weights, const float* acts, float* out, Shape shape, Stream& stream)>;
-using CpuMatmul = std::function<void(const float* weights, const float* acts, float* out, Shape shape,
+    std::function<Status(WeightsPointer weights, const float* acts, float* out, Shape shape, Stream& stream)>;
+using CpuMatmul = std::function<void(WeightsPointer weights, const float* acts, float* out, Shape shape,
                                      cpu::ThreadPool& pool)>;
 
 struct Rung {
@@ -48,6 +63,15 @@ struct Rung {
 inline Status any_shape(Shape s, const DeviceInfo&) {
   if (s.nt >= 1 && s.od >= 1 && s.id >= 1) return {};
   return Status::error("nt, od and id must all be at least 1");
+}
+
+/// Accepts every shape with positive axes whose rows are whole blocks of `type`.
+inline Status whole_blocks(WeightType type, Shape s) {
+  if (Status ok = any_shape(s, {}); !ok.ok()) return ok;
+  const WeightTypeInfo& t = info(type);
+  if (s.id % t.block_elems == 0) return {};
+  return Status::error("id must be a multiple of " + std::to_string(t.block_elems) + ", the block of " +
+                       t.name + ", not " + std::to_string(s.id));
 }
 
 }  // namespace ladder

@@ -1,5 +1,6 @@
 // The harness itself: byte model, shapes, statistics, checker, records, command line.
 #include "harness/device/doctest_main.hpp"
+#include "harness/device/half_bits.hpp"
 #include "harness/experiment/main.hpp"
 #include "harness/experiment/testing.hpp"
 
@@ -159,6 +160,8 @@ TEST_CASE("test data") {
     mean += u;
     const float n = fill_value(FillKind::small_int, 3, i);
     CHECK_UNARY(n == std::round(n) && n != 0 && std::fabs(n) <= 15);
+    const float tiny = fill_value(FillKind::tiny_int, 3, i);
+    CHECK_UNARY(tiny == std::round(tiny) && tiny != 0 && std::fabs(tiny) <= 4);
   }
   CHECK(std::fabs(mean / 10000) < 0.03);
   CHECK(fill_value(FillKind::uniform, 3, 5) != fill_value(FillKind::uniform, 4, 5));
@@ -184,6 +187,67 @@ TEST_CASE("the reference is the plain sum") {
       CHECK(r.magnitude[at] == doctest::Approx(magnitude).epsilon(1e-13));
     }
   }
+}
+
+TEST_CASE("the reference of packed weights is the plain sum of what they decode to") {
+  Stream stream;
+  const Shape s{2, 11, 256};
+  for (const WeightType type : {WeightType::q8_0, WeightType::q4_1}) {
+    Operands ops(s, 1, type);
+    ops.fill_inputs(FillKind::uniform, 11, stream);
+    const Reference r = reference_matmul(ops.weights(0), ops.acts(0), s, stream, type);
+    for (long long row = 0; row < s.od; ++row) {
+      double sum = 0, magnitude = 0;
+      for (long long b = 0; b < s.id / 32; ++b) {
+        unsigned char block[256];
+        fill_block(type, BlockFill::random, 11, static_cast<std::uint64_t>(row * s.id / 32 + b), block,
+                   info(type).block_bytes);
+        const auto f16_at = [&block](int at) {
+          return static_cast<double>(
+              half_bits_to_float(static_cast<std::uint16_t>(block[at] | block[at + 1] << 8)));
+        };
+        for (int j = 0; j < 32; ++j) {
+          const double x =
+              fill_value(FillKind::uniform, 12, static_cast<std::uint64_t>(s.id + 32 * b + j));  // token 1
+          const int nibble = j < 16 ? block[4 + j] & 15 : block[4 + j - 16] >> 4;
+          const double codes = type == WeightType::q8_0 ? static_cast<signed char>(block[2 + j]) * f16_at(0)
+                                                        : nibble * f16_at(0);
+          const double offset = type == WeightType::q8_0 ? 0.0 : f16_at(2);
+          sum += (codes + offset) * x;
+          magnitude += std::fabs(codes * x) + std::fabs(offset * x);
+        }
+      }
+      // Weights of Q4_1 are rounded to f32 when decoded.
+      const auto at = static_cast<std::size_t>(s.od + row);
+      CHECK(std::fabs(r.value[at] - sum) <= 1e-7 * magnitude);
+      CHECK(r.magnitude[at] == doctest::Approx(magnitude).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("rungs of different weights do not share operands") {
+  Rung a, b, c;
+  a.weight_type = c.weight_type = WeightType::q4_0;
+  b.weight_type = WeightType::f16;
+  const auto groups = group_by_type({&a, &b, &c});
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[0] == std::vector<const Rung*>{&a, &c});
+  CHECK(groups[1] == std::vector<const Rung*>{&b});
+  Context ctx;
+  Operands ops({1, 2, 32}, 1, WeightType::q4_0);
+  Reference reference;
+  CHECK_THROWS_AS((void)check_rungs({&b}, ops, ctx, reference), DeviceError);
+  CHECK_THROWS_AS((void)Operands({1, 2, 48}, 1, WeightType::q4_0), DeviceError);
+}
+
+TEST_CASE("a set of packed operands is as large as its weights") {
+  const Shape s{2, 8, 512};
+  const double guards = 6.0 * GuardedBuffer<float>::kGuardBytes, rest = 4.0 * 2 * (512 + 8);
+  CHECK(Operands::bytes_per_set(s, WeightType::q4_k) == 8 * 2 * 144 + rest + guards);
+  CHECK(Operands::bytes_per_set(s) == 8 * 512 * 4 + rest + guards);
+  DeviceInfo d;
+  d.l2_bytes = 1 << 20;
+  CHECK(sets_for_cold(s, d, 1e12, WeightType::q4_k) > sets_for_cold(s, d, 1e12));
 }
 
 TEST_CASE("records leave out what does not apply") {

@@ -50,6 +50,28 @@ inline std::vector<Shape> ragged_shapes() {
   return shapes;
 }
 
+/// As ragged_shapes, for weights in blocks of 32 and 256: one block, a pass of a warp and one more, odd
+/// numbers of blocks, rows of real models.
+inline std::vector<Shape> block_shapes() {
+  std::vector<Shape> shapes;
+  for (const long long nt : {1, 2, 9}) {
+    for (const auto& [od, id] : {std::pair<long long, long long>{1, 32},
+                                 {7, 96},
+                                 {8, 256},
+                                 {9, 512},
+                                 {5, 544},
+                                 {13, 1280},
+                                 {3, 1056},
+                                 {17, 768}}) {
+      shapes.push_back({nt, od, id});
+    }
+  }
+  shapes.push_back({1, 11, 4864});
+  shapes.push_back({3, 10, 896});
+  shapes.push_back({65, 2, 256});
+  return shapes;
+}
+
 /// Checks every rung of the chapter that runs on ctx's executor at every shape it supports.
 /// @return one line for each failure; empty when all is well. `*checked` counts rung-and-shape pairs.
 inline std::vector<std::string> check_chapter(const Chapter& chapter, const std::vector<Shape>& shapes,
@@ -60,15 +82,17 @@ inline std::vector<std::string> check_chapter(const Chapter& chapter, const std:
     for (const Rung& r : chapter.rungs) {
       if (r.runs_on(ctx.executor) && r.supported(shape, ctx.device).ok()) able.push_back(&r);
     }
-    Operands ops(shape, 1);
-    Reference reference;
-    const std::vector<RungCheck> results = check_rungs(able, ops, ctx, reference);
-    for (std::size_t i = 0; i < able.size(); ++i) {
-      ++*checked;
-      if (results[i].ok()) continue;
-      failures.push_back(able[i]->id + " at nt " + std::to_string(shape.nt) + " od " +
-                         std::to_string(shape.od) + " id " + std::to_string(shape.id) + ": " +
-                         results[i].message());
+    for (const std::vector<const Rung*>& group : group_by_type(able)) {
+      Operands ops(shape, 1, group.front()->weight_type);
+      Reference reference;
+      const std::vector<RungCheck> results = check_rungs(group, ops, ctx, reference);
+      for (std::size_t i = 0; i < group.size(); ++i) {
+        ++*checked;
+        if (results[i].ok()) continue;
+        failures.push_back(group[i]->id + " at nt " + std::to_string(shape.nt) + " od " +
+                           std::to_string(shape.od) + " id " + std::to_string(shape.id) + ": " +
+                           results[i].message());
+      }
     }
   }
   return failures;
@@ -84,13 +108,13 @@ inline bool same_bits_alone_and_together(const Rung& rung, long long nt, long lo
     if (!ops.out_buffer(0).download(out)) throw DeviceError("guard band changed");
     return out;
   };
-  Operands together({nt, od, id}, 1);
+  Operands together({nt, od, id}, 1, rung.weight_type);
   together.fill_inputs(FillKind::uniform, 7, ctx.stream);
   const std::vector<float> all = run(together);
   std::vector<float> acts(static_cast<std::size_t>(nt * id));
   for (std::size_t i = 0; i < acts.size(); ++i) acts[i] = fill_value(FillKind::uniform, 8, i);
   for (long long t = 0; t < nt; ++t) {
-    Operands alone({1, od, id}, 1);
+    Operands alone({1, od, id}, 1, rung.weight_type);
     alone.fill_inputs(FillKind::uniform, 7, ctx.stream);
     alone.upload_acts(
         std::span(acts).subspan(static_cast<std::size_t>(t * id), static_cast<std::size_t>(id)));

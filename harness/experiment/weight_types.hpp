@@ -54,4 +54,9 @@ inline constexpr std::array<WeightTypeInfo, 15> kWeightTypes = {{
 
 constexpr const WeightTypeInfo& info(WeightType t) { return kWeightTypes[static_cast<std::size_t>(t)]; }
 
+/// Bytes of a row of `id` elements, a multiple of the block length.
+constexpr std::size_t row_bytes(WeightType t, long long id) {
+  return static_cast<std::size_t>(id / info(t).block_elems) * static_cast<std::size_t>(info(t).block_bytes);
+}
+
 }  // namespace ladder

@@ -5,6 +5,9 @@
 #include <stdexcept>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -19,6 +22,8 @@ Features detect() {
   // The compiler's run-time query also asks XGETBV whether the operating system saves the wide registers.
   found.avx2 = __builtin_cpu_supports("avx2") != 0;
   found.fma = __builtin_cpu_supports("fma") != 0;
+  unsigned a = 0, b = 0, c = 0, d = 0;  // not every compiler's query knows F16C; it needs AVX's registers only
+  found.f16c = found.avx2 && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   found.avx512f = __builtin_cpu_supports("avx512f") != 0;
   found.avx512bw = __builtin_cpu_supports("avx512bw") != 0;
   found.avx512vl = __builtin_cpu_supports("avx512vl") != 0;
@@ -38,7 +43,7 @@ std::vector<Isa> detect_isas() {
   const Features& f = features();
   std::vector<Isa> isas = {Isa::portable};
   if (f.neon) isas.push_back(Isa::neon);
-  if (f.avx2 && f.fma) isas.push_back(Isa::avx2);
+  if (f.avx2 && f.fma && f.f16c) isas.push_back(Isa::avx2);
   if (f.avx512f && f.avx512bw && f.avx512vl) isas.push_back(Isa::avx512);
   return isas;
 }
@@ -95,6 +100,7 @@ std::string features_summary() {
   };
   add(f.avx2, "avx2");
   add(f.fma, "fma");
+  add(f.f16c, "f16c");
   add(f.avx512f, "avx512f");
   add(f.avx512bw, "avx512bw");
   add(f.avx512vl, "avx512vl");

@@ -12,12 +12,12 @@ namespace ladder::cpu {
 enum class Isa {
   portable,  ///< plain C++ with the compiler's own vectors: any CPU
   neon,      ///< aarch64: 128-bit, always there
-  avx2,      ///< x86-64: 256-bit with fused multiply-add (AVX2 and FMA)
+  avx2,      ///< x86-64: 256-bit with fused multiply-add (AVX2, FMA and F16C)
   avx512,    ///< x86-64: 512-bit with masks (AVX-512 F, BW and VL)
 };
 
 struct Features {
-  bool avx2 = false, fma = false;
+  bool avx2 = false, fma = false, f16c = false;
   bool avx512f = false, avx512bw = false, avx512vl = false, avx512vnni = false;
   bool neon = false, dotprod = false;
 };

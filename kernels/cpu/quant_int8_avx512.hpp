@@ -1,0 +1,720 @@
+// The int8 tiles for AVX-512, once with VNNI and once without: the file that includes this one says which.
+//
+//   LADDER_AVX512      the target attribute of every function
+//   LADDER_HAVE_VNNI   1 where vpdpbusd may be used, else 0
+//
+// Lanes. A 512-bit vector of codes has 16 lanes of 4 codes. All codes of a lane belong to one run, four vectors
+// together hold a group, and vector j holds codes 4j..4j+3 of each run:
+//   vector j, lane 4i + k = codes 4j..4j+3 of run 4k + i        i, k, j = 0..3
+// So four multiply-and-add instructions leave one int32 a run, and one vector of scales turns them into f32. The order
+// of the runs is the one that a transpose of four vectors of bytes as they lie in memory gives: 128-bit lane i of
+// vector k is run 4k + i, which becomes lane k of 128-bit lane i.
+#include <immintrin.h>
+
+#include <array>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cpu/quant_acts.hpp"
+#include "kernels/cpu/quant_tile.hpp"
+#include "kernels/quant/blocks.hpp"
+
+// GCC 12 builds the unmasked intrinsics from a value that is undefined on purpose, and then warns of it.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+namespace ladder::cpu {
+namespace {
+
+#define LADDER_INLINE LADDER_AVX512 inline __attribute__((always_inline))
+
+// Where things go -------------------------------------------------------------------------------------------
+
+constexpr int run_of_lane(int lane) { return 4 * (lane % 4) + lane / 4; }
+constexpr int block_of_lane(int lane) { return run_of_lane(lane) / 2; }  // of 32 elements
+
+struct alignas(64) Dwords {
+  std::uint32_t at[16];
+};
+struct alignas(64) Words {
+  std::uint16_t at[32];
+};
+struct alignas(64) Bytes {
+  std::uint8_t at[64];
+};
+
+template <class F>
+constexpr Dwords by_lane(F&& value) {
+  Dwords d{};
+  for (int lane = 0; lane < 16; ++lane) d.at[lane] = static_cast<std::uint32_t>(value(lane));
+  return d;
+}
+/// Shuffles, inside each 128-bit lane, byte `of(lane)` to the lowest byte of a lane; the other bytes become zero.
+template <class F>
+constexpr Bytes byte_to_lane(F&& of) {
+  Bytes b{};
+  for (int i = 0; i < 64; ++i) b.at[i] = static_cast<std::uint8_t>(i % 4 == 0 ? of(i / 4) : 0x80);
+  return b;
+}
+
+/// Word `word(lane, half)` of a group as seen through two vectors of 32 words, loaded at byte offsets low and high. No
+/// constant expression, and so an error of the compiler, for a word that is in neither.
+template <class F>
+constexpr Words words_through(int low, int high, F&& word) {
+  Words w{};
+  for (int i = 0; i < 32; ++i) {
+    const int at = word(i / 2, i % 2);
+    if (at >= low / 2 && at < low / 2 + 32) {
+      w.at[i] = static_cast<std::uint16_t>(at - low / 2);
+    } else if (at >= high / 2 && at < high / 2 + 32) {
+      w.at[i] = static_cast<std::uint16_t>(32 + at - high / 2);
+    } else {
+      throw "a word is in neither vector";
+    }
+  }
+  return w;
+}
+/// The same for the 16 words of a half vector, one a lane: f16 scales.
+template <class F>
+constexpr Words halves_through(int low, int high, F&& word) {
+  return words_through(low, high, [&](int dword, int half) { return word((2 * dword + half) % 16); });
+}
+
+LADDER_INLINE __m512i vector(const Dwords& d) { return _mm512_load_si512(d.at); }
+LADDER_INLINE __m512i vector(const Words& w) { return _mm512_load_si512(w.at); }
+LADDER_INLINE __m512i vector(const Bytes& b) { return _mm512_load_si512(b.at); }
+
+/// The bytes of a group of a row. The last group of a row may be cut: what is missing reads as zero.
+template <bool Whole>
+struct Source {
+  const unsigned char* p;
+  int bytes;  // an even number
+  /// 64 bytes from an even offset on. They may lie beyond a cut group, but not beyond a whole one.
+  LADDER_INLINE __m512i load(int offset) const {
+    if constexpr (Whole) {
+      __m512i v = _mm512_loadu_si512(p + offset);
+      asm("" : "+v"(v));  // stays in a register: GCC would load it again for each use, across two cache lines each time
+      return v;
+    } else {
+      const int words = (bytes - offset) / 2;
+      const auto present = words >= 32 ? ~0U : words <= 0 ? 0U : (1U << words) - 1;
+      return _mm512_maskz_loadu_epi16(present, p + offset);
+    }
+  }
+  /// `into` with the words of `mask` replaced.
+  LADDER_INLINE __m512i load(__m512i into, __mmask32 mask, int offset) const {
+    if constexpr (!Whole) {
+      const int words = (bytes - offset) / 2;
+      const auto present = words >= 32 ? ~0U : words <= 0 ? 0U : (1U << words) - 1;
+      into = _mm512_mask_blend_epi16(mask, into, _mm512_setzero_si512());
+      mask &= present;
+    }
+    return _mm512_mask_loadu_epi16(into, mask, p + offset);
+  }
+};
+LADDER_INLINE __m128i load16(const unsigned char* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+LADDER_INLINE __m512i everywhere(__m128i v) { return _mm512_broadcast_i32x4(v); }
+LADDER_INLINE __m512i dwords(std::uint32_t v) { return _mm512_set1_epi32(static_cast<int>(v)); }
+LADDER_INLINE __m512i bytes(int v) { return _mm512_set1_epi8(static_cast<char>(v)); }
+
+/// f16 words 0..15 to f32.
+LADDER_INLINE __m512 halves_to_float(__m512i v) {
+  return _mm512_cvtph_ps(_mm512_maskz_extracti64x4_epi64(0xff, v, 0));
+}
+/// One f16 to all lanes.
+LADDER_INLINE __m512 half_everywhere(const unsigned char* p) {
+  std::uint16_t h;
+  std::memcpy(&h, p, sizeof h);
+  return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(h)));
+}
+
+/// Vectors of memory order to vectors of lanes: see the top.
+LADDER_INLINE void transpose(const __m512i v[4], __m512i w[4]) {
+  const __m512i low01 = _mm512_unpacklo_epi32(v[0], v[1]), high01 = _mm512_unpackhi_epi32(v[0], v[1]);
+  const __m512i low23 = _mm512_unpacklo_epi32(v[2], v[3]), high23 = _mm512_unpackhi_epi32(v[2], v[3]);
+  w[0] = _mm512_unpacklo_epi64(low01, low23);
+  w[1] = _mm512_unpackhi_epi64(low01, low23);
+  w[2] = _mm512_unpacklo_epi64(high01, high23);
+  w[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+// Formats ---------------------------------------------------------------------------------------------------
+
+/// A group of weights: value = scale * (code - zero point of the format) + offset.
+struct Weights {
+  __m512i codes[4];  // unsigned bytes
+  __m512 scale;      // a lane
+  __m512 offset;     // a lane; only of formats that have one
+};
+
+/// What a lane of nibbles is shifted by, when run 4k + i is in the high nibbles of its bytes for odd i.
+constexpr Dwords kNibbleOfOddRuns = by_lane([](int lane) { return 4 * (run_of_lane(lane) % 2); });
+
+/// Four code vectors out of the 128 nibble bytes of eight 32-element blocks. @param c block b's bytes are 16b..16b+15
+LADDER_INLINE void nibbles_of_blocks(const __m512i c[2], __m512i w[4]) {
+  static constexpr auto kDword = [](int j) {
+    return by_lane([j](int lane) { return 4 * block_of_lane(lane) + j; });
+  };
+  static constexpr Dwords kPick[4] = {kDword(0), kDword(1), kDword(2), kDword(3)};
+  const __m512i shift = vector(kNibbleOfOddRuns), mask = bytes(15);
+  for (int j = 0; j < 4; ++j) {
+    const __m512i both = _mm512_permutex2var_epi32(c[0], vector(kPick[j]), c[1]);
+    w[j] = _mm512_and_si512(_mm512_srlv_epi32(both, shift), mask);
+  }
+}
+
+/// The 16-byte code fields at byte `Field` of four 32-element blocks of `Bytes` bytes, from block First on.
+template <int BlockBytes, int Field, int First, bool Whole>
+LADDER_INLINE __m512i fields(const Source<Whole>& s) {
+  static constexpr int kLow = First * BlockBytes + Field, kHigh = (First + 4) * BlockBytes - 64;
+  static constexpr Words kPick = words_through(kLow, kHigh, [](int lane, int half) {
+    return ((First + lane / 4) * BlockBytes + Field) / 2 + 2 * (lane % 4) + half;
+  });
+  return _mm512_permutex2var_epi16(s.load(kLow), vector(kPick), s.load(kHigh));
+}
+
+/// Words First..First+Count-1 of each of eight blocks in one vector. Blocks 2n and 2n+1 are in sight of a vector loaded
+/// 2n blocks less 2n words from the start; the four are laid over each other, and each pair has places of its own.
+template <int BlockBytes, int First, int Count>
+struct Overlay {
+  static constexpr int kStride = BlockBytes / 2;  // words
+  static constexpr int kStep = 2 * BlockBytes - 4;
+  static constexpr int place(int block, int word) { return block % 2 * kStride + First + word + block / 2 * 2; }
+  static constexpr __mmask32 mask(int pair) {
+    __mmask32 m = 0;
+    for (int i = 0; i < Count; ++i) m |= 1U << place(2 * pair, i) | 1U << place(2 * pair + 1, i);
+    return m;
+  }
+  static_assert(Count <= 2 && place(6, Count - 1) < place(1, 0) && place(7, Count - 1) < 32);
+
+  template <bool Whole>
+  static LADDER_INLINE __m512i load(const Source<Whole>& s) {
+    __m512i all = s.load(0);
+    all = s.load(all, mask(1), kStep);
+    all = s.load(all, mask(2), 2 * kStep);
+    return s.load(all, mask(3), 3 * kStep);
+  }
+};
+
+/// f16 at byte Field of each block, by lane.
+template <int BlockBytes, int Field, bool Whole>
+LADDER_INLINE __m512 halves(const Source<Whole>& s) {
+  constexpr int kStride = BlockBytes / 2, kWord = Field / 2;
+  if constexpr (3 * kStride + kWord < 32) {  // four blocks are in sight of one vector
+    static constexpr int kHigh = 4 * BlockBytes;
+    static constexpr Words kPick =
+        halves_through(0, kHigh, [](int lane) { return block_of_lane(lane) * kStride + kWord; });
+    return halves_to_float(_mm512_permutex2var_epi16(s.load(0), vector(kPick), s.load(kHigh)));
+  } else {
+    using Scales = Overlay<BlockBytes, kWord, 1>;
+    static constexpr Words kPick =
+        halves_through(0, 64, [](int lane) { return Scales::place(block_of_lane(lane), 0); });
+    return halves_to_float(_mm512_permutexvar_epi16(vector(kPick), Scales::load(s)));
+  }
+}
+
+/// The 16 fifth bits of each lane's run in the lane's low word, of blocks with 32 of them at byte Field.
+template <int BlockBytes, int Field, bool Whole>
+LADDER_INLINE __m512i fifth_bits(const Source<Whole>& s) {
+  using Bits = Overlay<BlockBytes, Field / 2, 2>;
+  static constexpr Words kPick = words_through(
+      0, 64, [](int lane, int) { return Bits::place(block_of_lane(lane), run_of_lane(lane) % 2); });
+  return _mm512_permutexvar_epi16(vector(kPick), Bits::load(s));
+}
+
+/// Adds `bit` to the codes 4j..4j+3 of each lane whose bit is set. @param high one bit a code: the lowest 16 bits of a
+/// lane are codes 0..15
+LADDER_INLINE void add_fifth_bits(__m512i high, __m512i w[4]) {
+  static constexpr auto kByte = [](int half) {
+    Bytes b{};
+    for (int i = 0; i < 64; ++i) b.at[i] = static_cast<std::uint8_t>(i % 16 / 4 * 4 + half);
+    return b;
+  };
+  static constexpr Bytes kLow = kByte(0), kHigh = kByte(1);
+  const __m512i first = _mm512_shuffle_epi8(high, vector(kLow)), last = _mm512_shuffle_epi8(high, vector(kHigh));
+  const __m512i even = dwords(0x08040201), odd = dwords(0x80402010), sixteen = bytes(16);
+  w[0] = _mm512_mask_add_epi8(w[0], _mm512_test_epi8_mask(first, even), w[0], sixteen);
+  w[1] = _mm512_mask_add_epi8(w[1], _mm512_test_epi8_mask(first, odd), w[1], sixteen);
+  w[2] = _mm512_mask_add_epi8(w[2], _mm512_test_epi8_mask(last, even), w[2], sixteen);
+  w[3] = _mm512_mask_add_epi8(w[3], _mm512_test_epi8_mask(last, odd), w[3], sixteen);
+}
+
+template <class Block>
+struct Format;  // kShift: log2 of the zero point, or -1 for none; kOffset: whether there are offsets; decode()
+
+template <>
+struct Format<BlockQ4_0> {
+  static constexpr int kShift = 3;
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    // The dwords j of all eight blocks are in sight of two vectors, for j = 0, 1 and for j = 2, 3.
+    static constexpr auto kDword = [](int low, int j) {
+      return words_through(low, low + 72, [j](int lane, int half) { return 9 * block_of_lane(lane) + 1 + 2 * j + half; });
+    };
+    static constexpr Words kPick[4] = {kDword(0, 0), kDword(0, 1), kDword(8, 2), kDword(8, 3)};
+    static constexpr Words kScale = halves_through(0, 72, [](int lane) { return 9 * block_of_lane(lane); });
+    const __m512i a[2] = {s.load(0), s.load(72)}, b[2] = {s.load(8), s.load(80)};
+    const __m512i shift = vector(kNibbleOfOddRuns), mask = bytes(15);
+    for (int j = 0; j < 4; ++j) {
+      const __m512i* from = j < 2 ? a : b;
+      const __m512i both = _mm512_permutex2var_epi16(from[0], vector(kPick[j]), from[1]);
+      out.codes[j] = _mm512_and_si512(_mm512_srlv_epi32(both, shift), mask);
+    }
+    out.scale = halves_to_float(_mm512_permutex2var_epi16(a[0], vector(kScale), a[1]));
+  }
+};
+
+template <>
+struct Format<BlockQ4_1> {
+  static constexpr int kShift = -1;
+  static constexpr bool kOffset = true;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i c[2] = {fields<20, 4, 0>(s), fields<20, 4, 4>(s)};
+    nibbles_of_blocks(c, out.codes);
+    out.scale = halves<20, 0>(s);
+    out.offset = halves<20, 2>(s);
+  }
+};
+
+template <>
+struct Format<BlockQ5_0> {
+  static constexpr int kShift = 4;
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i c[2] = {fields<22, 6, 0>(s), fields<22, 6, 4>(s)};
+    nibbles_of_blocks(c, out.codes);
+    add_fifth_bits(fifth_bits<22, 2>(s), out.codes);
+    out.scale = halves<22, 0>(s);
+  }
+};
+
+template <>
+struct Format<BlockQ5_1> {
+  static constexpr int kShift = -1;
+  static constexpr bool kOffset = true;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i c[2] = {fields<24, 8, 0>(s), fields<24, 8, 4>(s)};
+    nibbles_of_blocks(c, out.codes);
+    add_fifth_bits(fifth_bits<24, 4>(s), out.codes);
+    out.scale = halves<24, 0>(s);
+    out.offset = halves<24, 2>(s);
+  }
+};
+
+template <>
+struct Format<BlockQ8_0> {
+  static constexpr int kShift = 7;  // signed codes become unsigned ones by adding 128
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i top = bytes(0x80);
+    __m512i v[4];
+    for (int k = 0; k < 4; ++k) {  // blocks 2k and 2k + 1: runs 4k..4k+3
+      const int at = 68 * k + 2;
+      if constexpr (Whole) {
+        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s.p + at));
+        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s.p + at + 34));
+        v[k] = _mm512_inserti64x4(_mm512_zextsi256_si512(low), high, 1);
+      } else {
+        v[k] = s.load(_mm512_maskz_mov_epi16(0x0000ffffU, s.load(at)), 0xffff0000U, at + 2);
+      }
+      v[k] = _mm512_xor_si512(v[k], top);
+    }
+    transpose(v, out.codes);
+    out.scale = halves<34, 0>(s);
+  }
+};
+
+/// Table values plus 128.
+constexpr Bytes iq4_table() {
+  Bytes b{};
+  for (std::size_t i = 0; i < 64; ++i) b.at[i] = static_cast<std::uint8_t>(kIq4Values[i % 16] + 128);
+  return b;
+}
+constexpr Bytes kIq4Table = iq4_table();
+
+template <>
+struct Format<BlockIQ4_NL> {
+  static constexpr int kShift = 7;
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    Format<BlockQ4_0>::decode(s, out);  // nibbles and scales lie at the same places
+    for (__m512i& c : out.codes) c = _mm512_shuffle_epi8(vector(kIq4Table), c);
+  }
+};
+
+template <>
+struct Format<BlockIQ4_XS> {
+  static constexpr int kShift = 7;
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i c[2] = {s.load(8), s.load(72)};
+    nibbles_of_blocks(c, out.codes);
+    for (__m512i& w : out.codes) w = _mm512_shuffle_epi8(vector(kIq4Table), w);
+    static constexpr Dwords kLow = by_lane([](int lane) { return 4 * block_of_lane(lane); });
+    static constexpr Dwords kHigh = by_lane([](int lane) { return 2 * block_of_lane(lane); });
+    std::uint16_t high;
+    std::uint32_t low;
+    std::memcpy(&high, s.p + 2, sizeof high);
+    std::memcpy(&low, s.p + 4, sizeof low);
+    const __m512i lows = _mm512_and_si512(_mm512_srlv_epi32(dwords(low), vector(kLow)), dwords(15));
+    const __m512i highs = _mm512_and_si512(_mm512_srlv_epi32(dwords(high), vector(kHigh)), dwords(3));
+    const __m512i scale =
+        _mm512_sub_epi32(_mm512_or_si512(lows, _mm512_slli_epi32(highs, 4)), dwords(32));
+    out.scale = _mm512_mul_ps(half_everywhere(s.p), _mm512_cvtepi32_ps(scale));
+  }
+};
+
+/// Scales and offsets of Q4_K and Q5_K, whose first 16 bytes are alike: d, dmin, twelve bytes of 6-bit numbers.
+LADDER_INLINE void scales_of_k4(const unsigned char* p, Weights& out) {
+  // Sub-blocks j < 4 have their six bits in byte j (scale) and j + 4 (minimum); the others have four bits in byte
+  // j + 4, low and high nibble, and two at the top of byte j - 4 and of byte j.
+  static constexpr int kFirst = 4;  // byte 0 of the twelve
+  static constexpr Bytes kScale = byte_to_lane([](int lane) {
+    const int j = block_of_lane(lane);
+    return kFirst + (j < 4 ? j : j + 4);
+  });
+  static constexpr Bytes kScaleTop = byte_to_lane([](int lane) {
+    const int j = block_of_lane(lane);
+    return j < 4 ? 0x80 : kFirst + j - 4;
+  });
+  static constexpr Bytes kMin = byte_to_lane([](int lane) { return kFirst + block_of_lane(lane) + 4; });
+  static constexpr Bytes kMinTop = byte_to_lane([](int lane) {
+    const int j = block_of_lane(lane);
+    return j < 4 ? 0x80 : kFirst + j;
+  });
+  static constexpr Dwords kScaleMask = by_lane([](int lane) { return block_of_lane(lane) < 4 ? 63 : 15; });
+  static constexpr Dwords kMinMask = by_lane([](int lane) { return block_of_lane(lane) < 4 ? 63 : 15; });
+  static constexpr Dwords kMinShift = by_lane([](int lane) { return block_of_lane(lane) < 4 ? 0 : 4; });
+  const __m128i head = load16(p);
+  const __m512i all = everywhere(head), top = dwords(0x30);
+  const __m512i scale = _mm512_and_si512(_mm512_shuffle_epi8(all, vector(kScale)), vector(kScaleMask));
+  const __m512i scale_top = _mm512_srli_epi32(_mm512_shuffle_epi8(all, vector(kScaleTop)), 2);
+  const __m512i min = _mm512_and_si512(
+      _mm512_srlv_epi32(_mm512_shuffle_epi8(all, vector(kMin)), vector(kMinShift)), vector(kMinMask));
+  const __m512i min_top = _mm512_srli_epi32(_mm512_shuffle_epi8(all, vector(kMinTop)), 2);
+  const __m512i scales = _mm512_or_si512(scale, _mm512_and_si512(scale_top, top));
+  const __m512i mins = _mm512_or_si512(min, _mm512_and_si512(min_top, top));
+  out.scale = _mm512_mul_ps(half_everywhere(p), _mm512_cvtepi32_ps(scales));
+  out.offset = _mm512_mul_ps(half_everywhere(p + 2), _mm512_cvtepi32_ps(_mm512_sub_epi32(dwords(0), mins)));
+}
+
+/// The codes of Q4_K and the low four bits of Q5_K. @param c group n = 0..3 of 64 codes is bytes 32n..32n+31
+LADDER_INLINE void nibbles_of_k4(const __m512i c[2], __m512i w[4]) {
+  // Run 4k + i is in the low (i < 2) or high nibbles of 16-byte unit 2k + i % 2.
+  static constexpr auto kDword = [](int j) {
+    return by_lane([j](int lane) { return 4 * (2 * (lane % 4) + lane / 4 % 2) + j; });
+  };
+  static constexpr Dwords kPick[4] = {kDword(0), kDword(1), kDword(2), kDword(3)};
+  static constexpr Dwords kShift = by_lane([](int lane) { return lane / 4 < 2 ? 0 : 4; });
+  const __m512i shift = vector(kShift), mask = bytes(15);
+  for (int j = 0; j < 4; ++j) {
+    const __m512i both = _mm512_permutex2var_epi32(c[0], vector(kPick[j]), c[1]);
+    w[j] = _mm512_and_si512(_mm512_srlv_epi32(both, shift), mask);
+  }
+}
+
+/// Adds `value` to the codes whose bit is set, where bit s of byte l belongs to element 32s + l.
+LADDER_INLINE void add_bits_of_k(const unsigned char* bits, int value, __m512i w[4]) {
+  static constexpr auto kDword = [](int j) {
+    return by_lane([j](int lane) { return 4 * (run_of_lane(lane) % 2) + j; });
+  };
+  static constexpr Dwords kPick[4] = {kDword(0), kDword(1), kDword(2), kDword(3)};
+  static constexpr Dwords kBit = by_lane([](int lane) { return 0x01010101U << block_of_lane(lane); });
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits));
+  const __m512i all = _mm512_zextsi256_si512(low), bit = vector(kBit), add = bytes(value);
+  for (int j = 0; j < 4; ++j) {
+    const __m512i mine = _mm512_permutexvar_epi32(vector(kPick[j]), all);
+    w[j] = _mm512_mask_add_epi8(w[j], _mm512_test_epi8_mask(mine, bit), w[j], add);
+  }
+}
+
+template <>
+struct Format<BlockQ4_K> {
+  static constexpr int kShift = -1;
+  static constexpr bool kOffset = true;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i c[2] = {s.load(16), s.load(80)};
+    nibbles_of_k4(c, out.codes);
+    scales_of_k4(s.p, out);
+  }
+};
+
+template <>
+struct Format<BlockQ5_K> {
+  static constexpr int kShift = -1;
+  static constexpr bool kOffset = true;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    const __m512i c[2] = {s.load(48), s.load(112)};
+    nibbles_of_k4(c, out.codes);
+    add_bits_of_k(s.p + 16, 16, out.codes);
+    scales_of_k4(s.p, out);
+  }
+};
+
+/// Dword j of 16-byte unit 2 * (k / 2) + i % 2 of 64 bytes: where Q2_K, Q3_K and Q6_K have two bits of run 4k + i, at bit
+/// 2 * (2 * (k % 2) + i / 2) of each byte.
+LADDER_INLINE __m512i two_bit_dword(__m512i units, int j) {
+  static constexpr auto kDword = [](int d) {
+    return by_lane([d](int lane) { return 4 * (2 * (lane % 4 / 2) + lane / 4 % 2) + d; });
+  };
+  static constexpr Dwords kPick[4] = {kDword(0), kDword(1), kDword(2), kDword(3)};
+  return _mm512_permutexvar_epi32(vector(kPick[j]), units);
+}
+constexpr int two_bit_shift(int lane) { return 2 * (2 * (lane % 4 % 2) + lane / 4 / 2); }
+
+template <>
+struct Format<BlockQ6_K> {
+  static constexpr int kShift = 5;
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    // Low bits of run 4k + i: unit 4 * (k / 2) + i, the high nibbles for odd k.
+    static constexpr auto kDword = [](int j) {
+      return by_lane([j](int lane) { return 4 * (4 * (lane % 4 / 2) + lane / 4) + j; });
+    };
+    static constexpr Dwords kPick[4] = {kDword(0), kDword(1), kDword(2), kDword(3)};
+    static constexpr Dwords kShiftLow = by_lane([](int lane) { return 4 * (lane % 2); });
+    // Two high bits: rotated to bits 4 and 5 of their byte.
+    static constexpr Dwords kRotate = by_lane([](int lane) { return (two_bit_shift(lane) + 28) % 32; });
+    static constexpr Bytes kScale = byte_to_lane([](int lane) { return run_of_lane(lane); });
+    const __m512i c[2] = {s.load(0), s.load(64)}, high = s.load(128);
+    for (int j = 0; j < 4; ++j) {
+      const __m512i both = _mm512_permutex2var_epi32(c[0], vector(kPick[j]), c[1]);
+      const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(both, vector(kShiftLow)), bytes(15));
+      const __m512i top = _mm512_rorv_epi32(two_bit_dword(high, j), vector(kRotate));
+      out.codes[j] = _mm512_or_si512(low, _mm512_and_si512(top, bytes(0x30)));
+    }
+    const __m512i scale = _mm512_shuffle_epi8(everywhere(load16(s.p + 192)), vector(kScale));
+    const __m512i wide = _mm512_srai_epi32(_mm512_slli_epi32(scale, 24), 24);
+    out.scale = _mm512_mul_ps(half_everywhere(s.p + 208), _mm512_cvtepi32_ps(wide));
+  }
+};
+
+template <>
+struct Format<BlockQ3_K> {
+  static constexpr int kShift = 2;
+  static constexpr bool kOffset = false;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    static constexpr Dwords kShiftTwo = by_lane(two_bit_shift);
+    const __m512i two = s.load(32);
+    for (int j = 0; j < 4; ++j) {
+      out.codes[j] =
+          _mm512_and_si512(_mm512_srlv_epi32(two_bit_dword(two, j), vector(kShiftTwo)), bytes(3));
+    }
+    add_bits_of_k(s.p, 4, out.codes);
+    // Twelve bytes of scales from byte 2 of these 16: four low bits of run r at byte r % 8, two high ones at 8 + r % 4.
+    static constexpr Bytes kLow = byte_to_lane([](int lane) { return 2 + run_of_lane(lane) % 8; });
+    static constexpr Bytes kHigh = byte_to_lane([](int lane) { return 10 + run_of_lane(lane) % 4; });
+    static constexpr Dwords kLowShift = by_lane([](int lane) { return run_of_lane(lane) / 8 * 4; });
+    static constexpr Dwords kHighShift = by_lane([](int lane) { return run_of_lane(lane) / 4 * 2; });
+    const __m512i all = everywhere(load16(s.p + 94));
+    const __m512i low = _mm512_and_si512(
+        _mm512_srlv_epi32(_mm512_shuffle_epi8(all, vector(kLow)), vector(kLowShift)), dwords(15));
+    const __m512i high = _mm512_and_si512(
+        _mm512_srlv_epi32(_mm512_shuffle_epi8(all, vector(kHigh)), vector(kHighShift)), dwords(3));
+    const __m512i scale = _mm512_sub_epi32(_mm512_or_si512(low, _mm512_slli_epi32(high, 4)), dwords(32));
+    out.scale = _mm512_mul_ps(half_everywhere(s.p + 108), _mm512_cvtepi32_ps(scale));
+  }
+};
+
+template <>
+struct Format<BlockQ2_K> {
+  static constexpr int kShift = -1;
+  static constexpr bool kOffset = true;
+  template <bool Whole>
+  static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
+    static constexpr Dwords kShiftTwo = by_lane(two_bit_shift);
+    static constexpr Bytes kScale = byte_to_lane([](int lane) { return run_of_lane(lane); });
+    const __m512i two = s.load(16);
+    for (int j = 0; j < 4; ++j) {
+      out.codes[j] =
+          _mm512_and_si512(_mm512_srlv_epi32(two_bit_dword(two, j), vector(kShiftTwo)), bytes(3));
+    }
+    const __m512i both = _mm512_shuffle_epi8(everywhere(load16(s.p)), vector(kScale));
+    const __m512i scale = _mm512_and_si512(both, dwords(15)), min = _mm512_srli_epi32(both, 4);
+    out.scale = _mm512_mul_ps(half_everywhere(s.p + 80), _mm512_cvtepi32_ps(scale));
+    out.offset =
+        _mm512_mul_ps(half_everywhere(s.p + 82), _mm512_cvtepi32_ps(_mm512_sub_epi32(dwords(0), min)));
+  }
+};
+
+// Products --------------------------------------------------------------------------------------------------
+
+/// sum + the four products of unsigned and signed bytes of each lane, exact.
+LADDER_INLINE __m512i dot4(__m512i sum, __m512i codes, __m512i acts) {
+#if LADDER_HAVE_VNNI
+  return _mm512_dpbusd_epi32(sum, codes, acts);
+#else
+  // vpmaddubsw would saturate at codes of 128 and more, so bytes are widened first, even and odd ones apart.
+  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0xff)),
+                                         _mm512_srai_epi16(_mm512_slli_epi16(acts, 8), 8));
+  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(codes, 8), _mm512_srai_epi16(acts, 8));
+  return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+#endif
+}
+
+// Adds the 16 lanes as a fixed tree: 16 -> 8 -> 4 -> 2 -> 1.
+LADDER_INLINE float sum_of_lanes(__m512 v) {
+  const __m512d halves = _mm512_castps_pd(v);
+  const __m256 low = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 0));
+  const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 1));
+  const __m256 eight = _mm256_add_ps(low, high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+// How far ahead of its row a tile of one token prefetches weights, in bytes: the hardware alone does not keep enough
+// lines under way. Beyond the end of the map a prefetch is ignored.
+constexpr int kAhead = 8192;
+
+/// One group of Rows x Tokens.
+template <class Block, int Rows, int Tokens, bool Whole>
+LADDER_INLINE void add_group(const QuantTile& tile, const unsigned char* p, const ActGroup* acts,
+                             long long groups, int bytes, const char* ahead, __m512 sum[Rows][Tokens]) {
+  using F = Format<Block>;
+  Weights w[Rows];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+    const unsigned char* row = p + static_cast<std::size_t>(r) * tile.row_bytes;
+    F::decode(Source<Whole>{row, bytes}, w[r]);
+  }
+  if (Tokens == 1) {
+#pragma GCC unroll 10
+    for (int line = 0; line < Rows * bytes; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < Tokens; ++t) {
+    const ActGroup& x = acts[t * groups];
+    const __m512 x_scale = _mm512_load_ps(x.scales);
+    const __m512i negative_sum = _mm512_load_si512(x.negative_sums);
+    const __m512i start = F::kShift >= 0 ? _mm512_slli_epi32(negative_sum, F::kShift >= 0 ? F::kShift : 0)
+                                         : _mm512_setzero_si512();
+    __m512i dot[Rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) dot[r] = start;
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const __m512i codes = _mm512_load_si512(x.codes + 64 * j);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) dot[r] = dot4(dot[r], w[r].codes[j], codes);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      // sum += weight scale * activation scale * sum of (code - zero point) * activation code
+      sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_mul_ps(w[r].scale, x_scale), sum[r][t]);
+    }
+    if constexpr (F::kOffset) {  // sum += weight offset * activation scale * sum of activation codes
+      const __m512 negative = _mm512_mul_ps(_mm512_cvtepi32_ps(negative_sum), x_scale);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) sum[r][t] = _mm512_fnmadd_ps(w[r].offset, negative, sum[r][t]);
+    }
+  }
+}
+
+template <class Block, int Rows, int Tokens>
+LADDER_AVX512 void multiply_tile(const QuantTile& tile, long long row, long long token) {
+  constexpr int kBlocks = kGroupElems / Block::kElems;  // of a group: 8 or 1
+  constexpr int kBytes = kBlocks * static_cast<int>(sizeof(Block));
+  const long long whole = tile.id / kGroupElems, groups = (tile.id + kGroupElems - 1) / kGroupElems;
+  const unsigned char* p = tile.weights + static_cast<std::size_t>(row) * tile.row_bytes;
+  const ActGroup* acts = tile.acts + token * groups;
+  __m512 sum[Rows][Tokens];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < Tokens; ++t) sum[r][t] = _mm512_setzero_ps();
+  }
+  const char* ahead = reinterpret_cast<const char*>(p) + Rows * tile.row_bytes + kAhead;
+  for (long long g = 0; g < whole; ++g, p += kBytes, ++acts, ahead += Rows * kBytes) {
+    add_group<Block, Rows, Tokens, true>(tile, p, acts, groups, kBytes, ahead, sum);
+  }
+  if constexpr (kBlocks > 1) {
+    if (whole < groups) {
+      const auto rest = static_cast<int>(tile.id % kGroupElems / Block::kElems * sizeof(Block));
+      add_group<Block, Rows, Tokens, false>(tile, p, acts, groups, rest, ahead, sum);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < Tokens; ++t) tile.out[(token + t) * tile.od + row + r] = sum_of_lanes(sum[r][t]);
+  }
+}
+
+template <class Block, int Rows, int Tokens>
+LADDER_AVX512 void multiply_rows(const QuantTile& tile, long long token) {
+  long long row = 0;
+  for (; row + Rows <= tile.rows; row += Rows) multiply_tile<Block, Rows, Tokens>(tile, row, token);
+  for (; row < tile.rows; ++row) multiply_tile<Block, 1, Tokens>(tile, row, token);
+}
+
+template <class Block>
+LADDER_AVX512 void multiply(const QuantTile& tile) {
+  int token = 0;
+  for (; token + 8 <= tile.tokens; token += 8) multiply_rows<Block, 2, 8>(tile, token);
+  if (token + 4 <= tile.tokens) multiply_rows<Block, 2, 4>(tile, token), token += 4;
+  if (token + 2 <= tile.tokens) multiply_rows<Block, 2, 2>(tile, token), token += 2;
+  if (token == tile.tokens) return;
+  // One token: a single stream of weights, but for short rows, where setting up and adding up a row would cost too much.
+  constexpr long long kShort = 2048;
+  if (tile.id <= kShort) {
+    multiply_rows<Block, 2, 1>(tile, token);
+  } else {
+    multiply_rows<Block, 1, 1>(tile, token);
+  }
+}
+
+// Activations -----------------------------------------------------------------------------------------------
+
+LADDER_AVX512 void quantize(const float* acts, int count, ActGroup& group) {
+  alignas(64) std::int8_t codes[kGroupElems] = {};
+  float scales[kGroupElems / 32] = {};
+  const __m512i magnitude = dwords(0x7fffffff);
+  for (int block = 0; 32 * block < count; ++block) {
+    const float* x = acts + 32 * block;
+    const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+    // The order of magnitudes is that of their bits, and infinities and NaNs come last.
+    const __m512i largest = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude),
+                                             _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
+    const ActScale scale = act_scale(_mm512_reduce_max_epu32(largest));
+    scales[block] = scale.scale;
+    if (scale.inverse == 0) continue;
+    const __m512 inverse = _mm512_set1_ps(scale.inverse);
+    const auto store = [&](int at, __m512 v) LADDER_AVX512 {
+      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(v, inverse));  // to nearest, halves to even
+      _mm_store_si128(reinterpret_cast<__m128i*>(codes + 32 * block + at),
+                      _mm512_maskz_cvtsepi32_epi8(0xffff, rounded));
+    };
+    store(0, x0);
+    store(16, x1);
+  }
+  __m512i v[4], w[4];
+  for (int k = 0; k < 4; ++k) v[k] = _mm512_load_si512(codes + 64 * k);
+  transpose(v, w);
+  __m512i sum = _mm512_setzero_si512();
+  for (int j = 0; j < 4; ++j) {
+    _mm512_store_si512(group.codes + 64 * j, w[j]);
+    sum = dot4(sum, bytes(1), w[j]);
+  }
+  _mm512_store_si512(group.negative_sums, _mm512_sub_epi32(_mm512_setzero_si512(), sum));
+  for (int lane = 0; lane < 16; ++lane) group.scales[lane] = scales[block_of_lane(lane)];
+}
+
+}  // namespace
+}  // namespace ladder::cpu

@@ -1,0 +1,113 @@
+// Packed weights times activations on the CPU: the twins of the quantized rungs.
+//
+//   out[t][r] = sum over k of weights[r][k] * acts[t][k]        t 0..nt-1, r 0..od-1, k 0..id-1
+//
+// Weights are read as they lie in a GGUF file (kernels/quant/blocks.hpp), rows without gaps, first byte at a multiple of 4.
+// Two ways to multiply:
+//
+// int8 (QuantizedActs, multiply): activations are rounded to int8 in blocks of 32, and codes are multiplied with codes in
+// integers, exactly. For a block of activations with largest magnitude amax
+//   scale = amax / 127 (f32, kept as f32), code = x * (1 / scale) rounded to the nearest integer, halves to even.
+// A block with amax < 127 * 2^-128 counts as zero; one with an infinity or a NaN makes every output that depends on it a
+// NaN.
+// Error. Let w be the dequantized weights, e = amax / 254 of the activation's block, u = 2^-24. Then
+//   |out - exact| <= sum |w| * e * (1 + 2^-20)  +  (groups + 12) * u * S
+// where groups = ceil(id / 256) * 2 counts the roundings of a lane's sum (twice for formats with an offset), and S is the
+// sum over all elements of (|scale * code| + |zero point part| + |offset|) * |x'|, x' the rounded activations. The first
+// term is the activations' rounding (half a code, plus the rounding of 1 / scale and of the product), the second that of
+// f32.
+//
+// f32 (quant_f32_matmul, or `exact`): weights become f32 in registers and are multiplied with the activations as they are.
+// Error: |out - exact| <= (id + 3) * u * sum (|scale * code| + |offset|) * |x|: gemv.hpp's bound and up to three
+// roundings that make a weight.
+//
+// The bits of out[t] depend on the instruction set isa() at the time of the call, the weights and acts[t], and on nothing
+// else: not on nt, the other tokens, the number of threads, other products of the call, or where the row stands.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "harness/device/shape.hpp"
+#include "harness/experiment/weight_types.hpp"
+#include "kernels/cpu/thread_pool.hpp"
+
+namespace ladder::cpu {
+
+struct ActGroup;
+
+/// Activations rounded to int8, once for all products that read them.
+class QuantizedActs {
+ public:
+  QuantizedActs();
+  ~QuantizedActs();
+  QuantizedActs(QuantizedActs&&) noexcept;
+  QuantizedActs& operator=(QuantizedActs&&) noexcept;
+
+  /// Memory is kept and grows to the largest activations so far. Throws std::invalid_argument for nt < 1 or an id that is
+  /// no positive multiple of 32.
+  /// @param acts [nt][id] f32
+  void quantize(const float* acts, long long nt, long long id, ThreadPool& pool);
+
+  [[nodiscard]] long long nt() const { return nt_; }
+  [[nodiscard]] long long id() const { return id_; }
+  /// Code and scale of element k of token t, as they are multiplied: for tests.
+  [[nodiscard]] int code(long long t, long long k) const;
+  [[nodiscard]] float scale(long long t, long long k) const;
+
+ private:
+  friend class ProductPlan;
+  long long nt_ = 0, id_ = 0;
+  std::size_t capacity_ = 0;
+  struct Free {
+    void operator()(ActGroup* groups) const;
+  };
+  std::unique_ptr<ActGroup[], Free> groups_;  // [nt][ceil(id / 256)]
+  const void* kernels_ = nullptr;             // whose order of codes it is
+};
+
+/// One matrix of a call.
+struct Product {
+  WeightType type{};
+  const void* weights = nullptr;  ///< [od][id], row_bytes(type, id) bytes a row
+  long long od = 0;
+  float* out = nullptr;  ///< [nt][od] f32
+};
+
+/// Matrices of a later call.
+struct Upcoming {
+  std::span<const Product> products;
+  long long id = 0;
+};
+
+/// Whether multiply() uses int8 activations for the type: all quantized types, not F32, F16 and BF16.
+[[nodiscard]] bool uses_int8(WeightType type);
+
+/// Several matrices times the same activations, in one parallel region: Q, K and V, or gate and up.
+/// F32, F16 and BF16 weights are multiplied with `acts`, quantized ones with `quantized` if it is given and with `acts`
+/// otherwise.
+/// @param acts [nt][id] f32
+/// @param quantized the same activations rounded, or nullptr
+/// Throws std::invalid_argument for nt, od or id < 1, an id that is not whole blocks of a type, or `quantized` of another
+/// shape; std::logic_error if `quantized` was made for another instruction set.
+/// @param next what the caller will multiply next, with the length of its rows: threads that have nothing left to do fetch
+///        the beginning of their share of it into the cache. Only a hint.
+void multiply(std::span<const Product> products, const float* acts, const QuantizedActs* quantized, long long nt,
+              long long id, ThreadPool& pool, const Upcoming& next = {});
+
+/// The f32 twins, <type>_f32_matmul: as multiply() of one matrix without rounding of activations.
+void quant_f32_matmul(WeightType type, const void* weights /*[od][id]*/, const float* acts /*[nt][id]*/,
+                      float* out /*[nt][od]*/, Shape shape, ThreadPool& pool);
+
+/// The int8 twins: rounds the activations and multiplies. F32, F16 and BF16 as quant_f32_matmul.
+void quant_int8_matmul(WeightType type, const void* weights /*[od][id]*/, const float* acts /*[nt][id]*/,
+                       float* out /*[nt][od]*/, Shape shape, ThreadPool& pool);
+
+/// The instruction that multiplies int8 codes: "vpdpbusd", "vpmaddwd" (AVX-512 without VNNI), "vpmaddubsw" (AVX2), ...
+[[nodiscard]] const char* quant_int8_instruction();
+
+/// Makes AVX-512 do without VNNI until called with false: for tests, where both exist.
+void avoid_vnni(bool avoid);
+
+}  // namespace ladder::cpu

@@ -1,0 +1,469 @@
+// Tests of the CPU's quantized matmuls: every type on every instruction set that this machine has.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "harness/device/half_bits.hpp"
+#include "kernels/cpu/features.hpp"
+#include "kernels/cpu/quant_matmul.hpp"
+#include "kernels/cpu/thread_pool.hpp"
+#include "kernels/quant/decode.hpp"
+#include "kernels/quant/dequantize.hpp"
+
+namespace {
+
+using ladder::info;
+using ladder::Shape;
+using ladder::WeightType;
+using ladder::cpu::Isa;
+using ladder::cpu::Product;
+using ladder::cpu::QuantizedActs;
+using ladder::cpu::ThreadPool;
+
+constexpr double kUnit = 1.0 / 16777216.0;  // u of f32
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+/// Calls f(name) with every set of kernels forced in turn.
+void on_every_isa(const std::function<void(const std::string&)>& f) {
+  struct Restore {
+    ~Restore() {
+      ladder::cpu::force_isa(std::nullopt);
+      ladder::cpu::avoid_vnni(false);
+    }
+  } restore;
+  for (const Isa isa : ladder::cpu::supported_isas()) {
+    ladder::cpu::force_isa(isa);
+    f(std::string(ladder::cpu::name(isa)) + " " + ladder::cpu::quant_int8_instruction());
+    if (isa == Isa::avx512 && ladder::cpu::features().avx512vnni) {
+      ladder::cpu::avoid_vnni(true);
+      f(std::string(ladder::cpu::name(isa)) + " " + ladder::cpu::quant_int8_instruction());
+      ladder::cpu::avoid_vnni(false);
+    }
+  }
+}
+
+enum class Scales { random, ones, tiny };
+
+/// Random blocks: all codes, and scales of the kind asked for.
+std::vector<unsigned char> random_weights(WeightType type, long long od, long long id, Scales kind, unsigned seed) {
+  std::minstd_rand random(seed);
+  std::vector<unsigned char> bytes(static_cast<std::size_t>(od) * ladder::row_bytes(type, id));
+  for (auto& b : bytes) b = static_cast<unsigned char>(random() >> 8);
+  ladder::with_block(type, [&](auto tag) {
+    using Block = typename decltype(tag)::type;
+    std::uniform_real_distribution<float> value(0.25F, 1.0F);
+    const auto scale = [&]() -> std::uint16_t {
+      const float sign = random() % 2 == 0 ? 1.0F : -1.0F;
+      switch (kind) {
+        case Scales::random: return ladder::float_to_half_bits(sign * 0.05F * value(random));
+        case Scales::ones: return ladder::float_to_half_bits(1);
+        case Scales::tiny: return static_cast<std::uint16_t>(random() % 1024);  // subnormal f16 and zero
+      }
+      return 0;
+    };
+    for (std::size_t at = 0; at < bytes.size(); at += sizeof(Block)) {
+      Block b;
+      std::memcpy(&b, bytes.data() + at, sizeof b);
+      if constexpr (Block::kElems == 1) {
+        const float v = kind == Scales::ones ? static_cast<float>(static_cast<int>(random() % 9) - 4)
+                                             : value(random) - 0.6F;
+        if constexpr (std::is_same_v<Block, ladder::BlockF32>) b.value = v;
+        if constexpr (std::is_same_v<Block, ladder::BlockF16>) b.value = ladder::float_to_half_bits(v);
+        if constexpr (std::is_same_v<Block, ladder::BlockBF16>) b.value = ladder::float_to_bfloat16_bits(v);
+      } else {
+        b.d = scale();
+        if constexpr (requires { b.m; }) b.m = scale();
+        if constexpr (requires { b.dmin; }) b.dmin = scale();
+        if constexpr (std::is_same_v<Block, ladder::BlockQ6_K>) {  // keeps the exact case within 24 bits
+          if (kind == Scales::ones) {
+            for (auto& s : b.scales) s = static_cast<std::int8_t>(static_cast<int>(random() % 7) - 3);
+          }
+        }
+      }
+      std::memcpy(bytes.data() + at, &b, sizeof b);
+    }
+  });
+  return bytes;
+}
+
+enum class Acts { random, integers, outliers };
+
+std::vector<float> random_acts(long long nt, long long id, Acts kind, unsigned seed) {
+  std::minstd_rand random(seed);
+  std::uniform_real_distribution<float> value(-1, 1);
+  std::vector<float> acts(static_cast<std::size_t>(nt * id));
+  for (std::size_t i = 0; i < acts.size(); ++i) {
+    switch (kind) {
+      case Acts::random: acts[i] = value(random); break;
+      // A magnitude of 127 in each block makes the scale 1.
+      case Acts::integers: acts[i] = i % 32 == 5 ? 127.0F : static_cast<float>(static_cast<int>(random() % 9) - 4); break;
+      case Acts::outliers: {
+        const auto block = i / 32 % 4;
+        acts[i] = block == 0   ? 0.0F                                              // a block of zeros
+                  : block == 1 ? value(random) * 1e-39F                            // subnormal
+                  : i % 32 == 3 ? (random() % 2 == 0 ? 1e5F : -1e5F)
+                                : value(random);
+        break;
+      }
+    }
+  }
+  return acts;
+}
+
+/// Code, scale and offset of every weight, in f64: value = scale * code + offset.
+struct Exact {
+  std::vector<double> code, scale, offset;
+  Exact(WeightType type, const std::vector<unsigned char>& bytes) {
+    ladder::with_block(type, [&](auto tag) {
+      using Block = typename decltype(tag)::type;
+      for (std::size_t at = 0; at < bytes.size(); at += sizeof(Block)) {
+        Block b;
+        std::memcpy(&b, bytes.data() + at, sizeof b);
+        for (int i = 0; i < Block::kElems; ++i) {
+          if constexpr (Block::kElems == 1) {
+            code.push_back(1);
+            scale.push_back(ladder::element(b, i));
+            offset.push_back(0);
+          } else {
+            const auto s = ladder::run_scale(b, i / 16);
+            code.push_back(ladder::run_code(b, i / 16, i % 16));
+            scale.push_back(s.d);
+            offset.push_back(0);
+            if constexpr (requires { s.offset; }) offset.back() = s.offset;
+          }
+        }
+      }
+    });
+  }
+};
+
+/// Floats between guard bands, poisoned with NaN.
+class Guarded {
+ public:
+  explicit Guarded(long long count) : all_(static_cast<std::size_t>(count) + 2 * kBand, guard()) {
+    std::fill(all_.begin() + kBand, all_.end() - kBand, kNan);
+  }
+  float* data() { return all_.data() + kBand; }
+  bool bands_intact() const {
+    const auto intact = [](float f) { return std::bit_cast<std::uint32_t>(f) == 0x7fc0deadU; };
+    return std::all_of(all_.begin(), all_.begin() + kBand, intact) && std::all_of(all_.end() - kBand, all_.end(), intact);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t kBand = 256;
+  static float guard() { return std::bit_cast<float>(0x7fc0deadU); }
+  std::vector<float> all_;
+};
+
+std::vector<WeightType> all_types() {
+  std::vector<WeightType> types;
+  for (const auto& t : ladder::kWeightTypes) types.push_back(t.type);
+  return types;
+}
+
+bool same_bits(const float* a, const float* b, long long count) {
+  return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(float)) == 0;
+}
+
+/// Outputs outside their bound, of the int8 and the f32 way, for one problem.
+struct Failures {
+  int int8_rounding = 0, int8_total = 0, f32 = 0;
+  bool bands = true;
+};
+
+Failures failures(WeightType type, Shape shape, Scales scales, Acts kind, ThreadPool& pool) {
+  const auto [nt, od, id] = shape;
+  const auto bytes = random_weights(type, od, id, scales, static_cast<unsigned>(id + od));
+  const auto acts = random_acts(nt, id, kind, static_cast<unsigned>(nt + 3));
+  const Exact w(type, bytes);
+  Failures f;
+
+  Guarded exact_out(nt * od);
+  ladder::cpu::quant_f32_matmul(type, bytes.data(), acts.data(), exact_out.data(), shape, pool);
+  const bool int8 = ladder::cpu::uses_int8(type);
+  Guarded out(nt * od);
+  QuantizedActs q;
+  if (int8) {
+    q.quantize(acts.data(), nt, id, pool);
+    const Product product{type, bytes.data(), od, out.data()};
+    ladder::cpu::multiply({&product, 1}, acts.data(), &q, nt, id, pool);
+  }
+  f.bands = out.bands_intact() && exact_out.bands_intact();
+
+  const double groups = static_cast<double>((id + 255) / 256);
+  for (long long t = 0; t < nt; ++t) {
+    std::vector<double> rounded(static_cast<std::size_t>(id)), half(rounded.size());
+    for (long long k = 0; k < id && int8; ++k) {
+      const auto i = static_cast<std::size_t>(k);
+      rounded[i] = static_cast<double>(q.scale(t, k)) * q.code(t, k);
+      double largest = 0;
+      for (long long j = k / 32 * 32; j < k / 32 * 32 + 32; ++j) {
+        largest = std::max(largest, std::fabs(static_cast<double>(acts[static_cast<std::size_t>(t * id + j)])));
+      }
+      half[i] = largest < 127 * 0x1p-128 ? largest : largest / 254 * (1 + 0x1p-20);
+    }
+    for (long long r = 0; r < od; ++r) {
+      double with_rounded = 0, with_exact = 0, terms = 0, exact_terms = 0, act_rounding = 0;
+      for (long long k = 0; k < id; ++k) {
+        const auto i = static_cast<std::size_t>(k), wi = static_cast<std::size_t>(r * id + k);
+        const double x = acts[static_cast<std::size_t>(t * id + k)];
+        const double value = w.scale[wi] * w.code[wi] + w.offset[wi];
+        const double magnitude = std::fabs(w.scale[wi] * w.code[wi]) + std::fabs(w.offset[wi]);
+        with_exact += value * x;
+        exact_terms += magnitude * std::fabs(x);
+        with_rounded += value * rounded[i];
+        terms += magnitude * std::fabs(rounded[i]);
+        act_rounding += std::fabs(value) * half[i];
+      }
+      // An underflow of a product, a sum or a scale may cost half of the smallest f32 each.
+      const double underflow = static_cast<double>(2 * id) * 0x1p-149;
+      const double rounding = (10 * groups + 8) * kUnit * terms + underflow;
+      if (int8) {
+        const double got = out.data()[t * od + r];
+        if (!(std::isfinite(got) && std::fabs(got - with_rounded) <= rounding)) ++f.int8_rounding;
+        if (!(std::isfinite(got) && std::fabs(got - with_exact) <= rounding + act_rounding)) ++f.int8_total;
+      }
+      const double got = exact_out.data()[t * od + r];
+      const double bound = (static_cast<double>(id) + 3) * kUnit * exact_terms + underflow;
+      if (!(std::isfinite(got) && std::fabs(got - with_exact) <= bound)) ++f.f32;
+    }
+  }
+  return f;
+}
+
+void check(WeightType type, Shape shape, Scales scales, Acts acts, ThreadPool& pool) {
+  const Failures f = failures(type, shape, scales, acts, pool);
+  CAPTURE(info(type).name);
+  CAPTURE(shape.nt);
+  CAPTURE(shape.od);
+  CAPTURE(shape.id);
+  CHECK(f.int8_rounding == 0);
+  CHECK(f.int8_total == 0);
+  CHECK(f.f32 == 0);
+  CHECK(f.bands);
+}
+
+TEST_CASE("every type, ragged shapes: within the bound of the exact product") {
+  ThreadPool pool(2);
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : all_types()) {
+      const long long block = info(type).block_elems;
+      const long long unit = std::max(block, 32LL);
+      for (const auto& [nt, od] : {std::pair{1LL, 9LL}, {2LL, 5LL}, {7LL, 3LL}, {8LL, 5LL}, {9LL, 2LL}}) {
+        for (const long long multiple : {1LL, 3LL, 7LL, 8LL, 9LL, 15LL}) {
+          check(type, {nt, od, unit * multiple}, Scales::random, Acts::random, pool);
+        }
+      }
+      check(type, {65, 3, unit * 3}, Scales::random, Acts::random, pool);
+      check(type, {1, 67, 256 * 3}, Scales::random, Acts::random, pool);
+      check(type, {1, 2, 18944}, Scales::random, Acts::random, pool);
+      if (block == 1) check(type, {3, 5, 77}, Scales::random, Acts::random, pool);
+    }
+  });
+}
+
+TEST_CASE("outliers, blocks of zeros and subnormal numbers stay within the bound") {
+  ThreadPool pool(2);
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : all_types()) {
+      check(type, {3, 5, 1280}, Scales::random, Acts::outliers, pool);
+      check(type, {3, 5, 1280}, Scales::tiny, Acts::random, pool);
+    }
+  });
+}
+
+TEST_CASE("small integers and unit scales: every bit is right") {
+  ThreadPool pool(2);
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : all_types()) {
+      CAPTURE(info(type).name);
+      const Shape shape{3, 5, 512};
+      const auto bytes = random_weights(type, shape.od, shape.id, Scales::ones, 11);
+      const auto acts = random_acts(shape.nt, shape.id, Acts::integers, 12);
+      const Exact w(type, bytes);
+      std::vector<float> int8(15, kNan), f32(15, kNan);
+      ladder::cpu::quant_int8_matmul(type, bytes.data(), acts.data(), int8.data(), shape, pool);
+      ladder::cpu::quant_f32_matmul(type, bytes.data(), acts.data(), f32.data(), shape, pool);
+      for (long long t = 0; t < shape.nt; ++t) {
+        for (long long r = 0; r < shape.od; ++r) {
+          double sum = 0, magnitude = 0;
+          for (long long k = 0; k < shape.id; ++k) {
+            const auto wi = static_cast<std::size_t>(r * shape.id + k);
+            const double x = acts[static_cast<std::size_t>(t * shape.id + k)];
+            sum += (w.scale[wi] * w.code[wi] + w.offset[wi]) * x;
+            magnitude += (std::fabs(w.scale[wi] * w.code[wi]) + std::fabs(w.offset[wi])) * std::fabs(x);
+          }
+          REQUIRE(magnitude < 16777216.0);  // so that every order of summation is exact
+          CHECK(static_cast<double>(int8[static_cast<std::size_t>(t * shape.od + r)]) == sum);
+          CHECK(static_cast<double>(f32[static_cast<std::size_t>(t * shape.od + r)]) == sum);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("a token's bits depend neither on its company nor on the number of threads") {
+  constexpr long long kTokens = 65, kRows = 37, kLength = 1024 + 256;
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : all_types()) {
+      CAPTURE(info(type).name);
+      const auto bytes = random_weights(type, kRows, kLength, Scales::random, 3);
+      const auto acts = random_acts(kTokens, kLength, Acts::random, 4);
+      for (const auto multiply : {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul}) {
+        ThreadPool pool(1);
+        std::vector<float> alone(static_cast<std::size_t>(kTokens * kRows), kNan);
+        for (long long t = 0; t < kTokens; ++t) {
+          multiply(type, bytes.data(), acts.data() + t * kLength, alone.data() + t * kRows, {1, kRows, kLength}, pool);
+        }
+        for (const int threads : {1, 2, 3}) {
+          ThreadPool several(threads);
+          for (const long long nt : {2LL, 3LL, 5LL, 7LL, 8LL, 9LL, 64LL, 65LL}) {
+            std::vector<float> together(static_cast<std::size_t>(nt * kRows), kNan);
+            multiply(type, bytes.data(), acts.data(), together.data(), {nt, kRows, kLength}, several);
+            CAPTURE(nt);
+            CHECK(same_bits(together.data(), alone.data(), nt * kRows));
+          }
+        }
+        // A row stands where it likes: the last rows as a matrix of their own.
+        std::vector<float> last(3, kNan);
+        multiply(type, bytes.data() + static_cast<std::size_t>(kRows - 3) * ladder::row_bytes(type, kLength), acts.data(),
+                 last.data(), {1, 3, kLength}, pool);
+        CHECK(same_bits(last.data(), alone.data() + kRows - 3, 3));
+      }
+    }
+  });
+}
+
+TEST_CASE("several matrices in one call give what each gives alone") {
+  ThreadPool pool(2);
+  constexpr long long kTokens = 3, kLength = 768;
+  const auto acts = random_acts(kTokens, kLength, Acts::random, 1);
+  const WeightType types[] = {WeightType::q4_k, WeightType::f16, WeightType::q6_k};
+  const long long rows[] = {33, 1, 18};
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    QuantizedActs q;
+    q.quantize(acts.data(), kTokens, kLength, pool);
+    std::vector<std::vector<unsigned char>> weights;
+    std::vector<std::vector<float>> out, alone;
+    std::vector<Product> products;
+    for (std::size_t i = 0; i < 3; ++i) {
+      weights.push_back(random_weights(types[i], rows[i], kLength, Scales::random, static_cast<unsigned>(i)));
+      out.emplace_back(static_cast<std::size_t>(kTokens * rows[i]), kNan);
+      alone.push_back(out.back());
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      products.push_back({types[i], weights[i].data(), rows[i], out[i].data()});
+      ladder::cpu::quant_int8_matmul(types[i], weights[i].data(), acts.data(), alone[i].data(),
+                                     {kTokens, rows[i], kLength}, pool);
+    }
+    ladder::cpu::multiply(products, acts.data(), &q, kTokens, kLength, pool);
+    for (std::size_t i = 0; i < 3; ++i) CHECK(same_bits(out[i].data(), alone[i].data(), kTokens * rows[i]));
+  });
+}
+
+TEST_CASE("activations: halves go to even, and every instruction set rounds alike") {
+  ThreadPool pool(1);
+  std::vector<float> acts(64, 0.0F);
+  acts[0] = 127;  // scale 1
+  acts[1] = 0.5F, acts[2] = 1.5F, acts[3] = -2.5F, acts[4] = 3.4999998F, acts[5] = -126.5F;
+  acts[40] = -1e-3F, acts[41] = 9e-4F;
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    QuantizedActs q;
+    q.quantize(acts.data(), 1, 64, pool);
+    CHECK(q.scale(0, 0) == 1.0F);
+    const int expected[] = {127, 0, 2, -2, 3, -126};
+    for (int k = 0; k < 6; ++k) CHECK(q.code(0, k) == expected[k]);
+    CHECK(q.scale(0, 40) == 1e-3F / 127);
+    CHECK(q.code(0, 40) == -127);
+    CHECK(q.code(0, 41) == 114);
+    CHECK(q.code(0, 63) == 0);
+  });
+  // Random activations: equal codes and scales everywhere.
+  const auto random = random_acts(2, 1056, Acts::random, 9);
+  std::vector<int> codes;
+  std::vector<float> scales;
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    QuantizedActs q;
+    q.quantize(random.data(), 2, 1056, pool);
+    std::vector<int> c;
+    std::vector<float> s;
+    for (int i = 0; i < 2 * 1056; ++i) {
+      c.push_back(q.code(i / 1056, i % 1056));
+      s.push_back(q.scale(i / 1056, i % 1056));
+    }
+    if (codes.empty()) codes = c, scales = s;
+    CHECK(c == codes);
+    CHECK(s == scales);
+  });
+}
+
+TEST_CASE("what is not finite reaches its outputs and no others") {
+  ThreadPool pool(2);
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : all_types()) {
+      CAPTURE(info(type).name);
+      const auto bytes = random_weights(type, 4, 512, Scales::random, 5);
+      for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
+        auto acts = random_acts(2, 512, Acts::random, 6);
+        acts[512 + 300] = bad;  // of token 1
+        for (const auto multiply : {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul}) {
+          std::vector<float> out(8, 0.0F);
+          multiply(type, bytes.data(), acts.data(), out.data(), {2, 4, 512}, pool);
+          for (int r = 0; r < 4; ++r) {
+            CHECK(std::isfinite(out[static_cast<std::size_t>(r)]));
+            CHECK_FALSE(std::isfinite(out[static_cast<std::size_t>(4 + r)]));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("wrong arguments are refused") {
+  ThreadPool pool(1);
+  std::vector<float> acts(256), out(4);
+  const std::vector<unsigned char> weights(4096);
+  const auto int8 = [&](WeightType type, Shape shape) {
+    ladder::cpu::quant_int8_matmul(type, weights.data(), acts.data(), out.data(), shape, pool);
+  };
+  CHECK_THROWS_AS(int8(WeightType::q4_0, {1, 1, 33}), std::invalid_argument);
+  CHECK_THROWS_AS(int8(WeightType::q4_k, {1, 1, 128}), std::invalid_argument);
+  CHECK_THROWS_AS(int8(WeightType::q4_0, {0, 1, 32}), std::invalid_argument);
+  CHECK_THROWS_AS(int8(WeightType::q4_0, {1, 0, 32}), std::invalid_argument);
+  CHECK_THROWS_AS(int8(WeightType::f16, {1, 1, 0}), std::invalid_argument);
+  QuantizedActs q;
+  CHECK_THROWS_AS(q.quantize(acts.data(), 1, 16, pool), std::invalid_argument);
+  q.quantize(acts.data(), 1, 64, pool);
+  const Product product{WeightType::q4_0, weights.data(), 1, out.data()};
+  CHECK_THROWS_AS(ladder::cpu::multiply({&product, 1}, acts.data(), &q, 2, 64, pool), std::invalid_argument);
+  CHECK_THROWS_AS(ladder::cpu::multiply({&product, 1}, acts.data(), &q, 1, 32, pool), std::invalid_argument);
+  if (ladder::cpu::isa() != Isa::portable) {
+    ladder::cpu::force_isa(Isa::portable);
+    CHECK_THROWS_AS(ladder::cpu::multiply({&product, 1}, acts.data(), &q, 1, 64, pool), std::logic_error);
+    ladder::cpu::force_isa(std::nullopt);
+  }
+}
+
+}  // namespace
