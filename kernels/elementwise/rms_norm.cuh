@@ -1,0 +1,58 @@
+// RUNG      rms_norm: a block per row, the row read twice.  PREV none: this is the ground floor.
+// COMPUTES  out[t][i] = x[t][i] / sqrt(mean over i of x[t][i]^2 + epsilon) * weight[i]   LAYOUT row-major f32
+// MAP       grid(nt) block(256): block -> row, thread -> every 256th element
+// NEEDS     any nt >= 1, d >= 1; out must not overlap x
+// TRAFFIC   x 4*nt*d B (the second reading comes from a cache), weight 4*d B, out 4*nt*d B
+//           WORK 4*nt*d FLOP
+// LOOK FOR  SASS: MUFU.RSQ or MUFU.SQRT once a thread, BAR.SYNC once
+// EXPECT    latency, not bytes: a row of 3584 floats is 14 KB
+// BUILD     part of the engine of chapters/09-qwen; tested by kernels/elementwise/test_elementwise.cpp
+#pragma once
+
+#include <cmath>
+
+#include "harness/device/device.hpp"
+#include "kernels/device/cuda.cuh"
+#include "kernels/device/reduce.cuh"
+
+namespace ladder {
+
+inline constexpr int kRmsNormThreads = 256;
+
+__global__ void __launch_bounds__(kRmsNormThreads) rms_norm(const float* __restrict__ x,       // [nt][d]
+                                                            const float* __restrict__ weight,  // [d]
+                                                            float* __restrict__ out,           // [nt][d]
+                                                            int d, float epsilon) {
+  constexpr int WARPS = kRmsNormThreads / 32;
+  __shared__ float partial[WARPS];
+  const int i0 = static_cast<int>(threadIdx.x);
+  const float* row = x + static_cast<long long>(blockIdx.x) * d;
+  float* to = out + static_cast<long long>(blockIdx.x) * d;
+
+  // 1. The sum of squares: threads, warps, block.
+  float sum = 0.0f;
+  for (int i = i0; i < d; i += kRmsNormThreads) sum += row[i] * row[i];
+  sum = warp_reduce_sum(sum);
+  if (i0 % 32 == 0) partial[i0 / 32] = sum;
+  __syncthreads();  // partial sums are written before any is read
+
+  // 2. Every thread adds them in the same order.
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) total += partial[w];
+  const float scale = 1.0f / sqrtf(total / static_cast<float>(d) + epsilon);
+
+  // 3. The row again.
+  for (int i = i0; i < d; i += kRmsNormThreads) to[i] = row[i] * scale * weight[i];
+}
+
+/// out[nt][d] = x / sqrt(mean(x^2) + epsilon) * weight[d], row by row. Root-mean-square layer normalisation:
+/// https://arxiv.org/abs/1910.07467. Does not synchronise.
+inline Status launch_rms_norm(const float* x, const float* weight, float* out, long long nt, int d,
+                              float epsilon, Stream& stream) {
+  if (nt < 1 || d < 1) return Status::error("rms_norm: nt and d must be at least 1");
+  return launch(rms_norm, dim3(static_cast<unsigned>(nt)), dim3(kRmsNormThreads), 0, stream, x, weight, out,
+                d, epsilon);
+}
+
+}  // namespace ladder
