@@ -1,6 +1,12 @@
 // From logits to a token.
+//
+// Order and defaults are llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature, draw.
+// Probabilities of top-p and min-p are therefore those at temperature 1. Wherever candidates are ordered, it
+// is by logit, largest first, and by id, lowest first, among equal logits: a result depends on nothing but
+// the arguments.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
@@ -11,21 +17,34 @@
 
 namespace ladder::qwen {
 
-/// Order: logit bias, penalties, top-k, top-p, min-p, temperature, draw (llama.cpp's; its defaults).
 struct SamplerOptions {
-  float temperature = 0.8f;  ///< <= 0: greedy, the lowest id on ties
-  int top_k = 40;            ///< <= 0: off
-  float top_p = 0.95f;       ///< >= 1: off
-  float min_p = 0.05f;       ///< <= 0: off
-  float repeat_penalty = 1.0f;
+  /// <= 0: greedy, the lowest id on ties, and top-k, top-p and min-p do not matter. Else logits are divided
+  /// by it.
+  float temperature = 0.8f;
+  int top_k = 40;  ///< keep the k largest logits; <= 0: off
+  /// Keep the shortest beginning of the order with this probability, at least one; >= 1: off.
+  float top_p = 0.95f;
+  float min_p = 0.05f;  ///< keep those at least this probable relative to the most probable; <= 0: off
+  // A token that stands c > 0 times among the last ones:
+  //   l = l <= 0 ? l * repeat : l / repeat;  l -= c * frequency + presence.
+  float repeat_penalty = 1.0f;  ///< > 0; 1: off
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
-  int penalty_last_n = 64;   ///< tokens that penalties look back over; -1: all
-  std::uint64_t seed = 0;    ///< a (seed, position) pair always draws the same
-  std::vector<std::pair<Token, float>> logit_bias;
-  std::vector<Token> banned; ///< never drawn (padding rows of the vocabulary)
+  int penalty_last_n = 64;                          ///< tokens that penalties look back over; -1: all
+  std::uint64_t seed = 0;                           ///< a (seed, position) pair always draws the same
+  std::vector<std::pair<Token, float>> logit_bias;  ///< added to logits; -infinity bans
+  std::vector<Token> banned;                        ///< never drawn (padding rows of the vocabulary)
 };
 
+/// Philox4x32-10, a counter-based generator: a bijection of the counter that looks random for each key, so
+/// the n-th number is had without the ones before it. Salmon, Moraes, Dror, Shaw: "Parallel random numbers:
+/// as easy as 1, 2, 3", SC 2011.
+[[nodiscard]] std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                                      std::array<std::uint32_t, 2> key);
+/// A multiple of 2^-53 in [0, 1), the same for the same (seed, position).
+[[nodiscard]] double uniform(std::uint64_t seed, std::uint64_t position);
+
+/// Logits that nothing can be drawn from.
 class NotANumber : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -38,12 +57,26 @@ class Sampler {
   /// @param logits [vocabulary]; not changed
   /// @param history all tokens so far, prompt and output: for the penalties
   /// @param position of the token to be drawn: counter of the generator
-  /// Throws NotANumber if a logit is NaN (or all are -infinity).
-  [[nodiscard]] Token sample(std::span<const float> logits, std::span<const Token> history, std::uint64_t position);
+  /// Throws NotANumber if a logit is NaN or +infinity, or all are -infinity, and std::invalid_argument for
+  /// logits or a history that do not fit the vocabulary. After an error the sampler is as it was.
+  [[nodiscard]] Token sample(std::span<const float> logits, std::span<const Token> history,
+                             std::uint64_t position);
 
  private:
+  using Candidate = std::pair<float, Token>;  // logit, id
+  void collect_history(std::span<const Token> history);
+  [[nodiscard]] std::span<const float> adjusted(std::span<const float> logits);
+  void keep_top_k(std::span<const float> logits);
+  void keep_top_p();
+  void keep_min_p();
+  [[nodiscard]] Token draw(std::uint64_t position) const;
+
   SamplerOptions options_;
-  std::vector<std::pair<float, Token>> candidates_;
+  int vocabulary_;
+  std::vector<float> adjusted_;  // logits after bias and penalties, if there are any
+  std::vector<int> counts_;      // of each token among the last ones; all 0 between calls
+  std::vector<Token> seen_;      // tokens with a count
+  std::vector<Candidate> candidates_;
 };
 
 }  // namespace ladder::qwen

@@ -66,7 +66,7 @@ class Setup(unittest.TestCase):
                 pin = re.fullmatch(r'([a-z-]+)==\d[\w.]*(\s*;\s*python_version\s*[<>]=?\s*"3\.\d+")?', text)
                 self.assertTrue(pin, line)
                 names.add(pin[1])
-        self.assertEqual(names, {"meson", "ninja", "numpy", "matplotlib", "cogapp", "ruff"})
+        self.assertEqual(names, {"meson", "ninja", "numpy", "matplotlib", "cogapp", "ruff", "gguf", "tokenizers"})
 
     def test_a_changed_pin_makes_the_stamp_stale(self):
         with mock.patch.object(setup, "read_text", return_value="meson==1\n"):
@@ -89,6 +89,31 @@ class Setup(unittest.TestCase):
             with self.assertRaisesRegex(setup.UserError, "run: sudo apt-get install python3-venv"):
                 setup.install_packages(["python3-venv"], "needed")
         ran.assert_not_called()
+
+    def test_a_library_that_cannot_be_had_is_named(self):
+        for library in setup.WRAPPED:
+            wrap = ROOT / "harness" / "subprojects" / f"{library.name}.wrap"
+            self.assertRegex(wrap.read_text(), r"source_hash = [0-9a-f]{64}\n")
+            with (
+                mock.patch.object(setup.Wrapped, "on_system", return_value=False),
+                mock.patch.object(setup.Wrapped, "is_fetched", return_value=False),
+                mock.patch.object(setup, "is_debian", return_value=True),
+                mock.patch.object(setup, "say"),
+                mock.patch.object(setup, "capture", return_value=(1, "", "")) as ran,
+                self.assertRaisesRegex(setup.UserError, f"{library.name}.wrap.*sudo apt-get install {library.package}"),
+            ):
+                setup.fetch(library)
+            ran.assert_called_once()
+
+    def test_nothing_is_fetched_that_is_there(self):
+        for there in ("on_system", "is_fetched"):
+            with (
+                mock.patch.object(setup.Wrapped, "on_system", return_value=there == "on_system"),
+                mock.patch.object(setup.Wrapped, "is_fetched", return_value=there == "is_fetched"),
+                mock.patch.object(setup, "capture") as ran,
+            ):
+                setup.fetch(setup.UTF8PROC)
+            ran.assert_not_called()
 
 
 class Clocks(unittest.TestCase):

@@ -98,9 +98,11 @@ def listed(binary: Path, optional: bool) -> list[dict[str, Any]]:
 
 
 def chapters(build: Path = BUILD) -> list[Chapter]:
-    """Every chapter folder that holds a .cu, in order."""
+    """Every chapter folder that holds a .cu, in order.  A program of several sources has a main.cpp, and no rungs."""
     found = []
     for folder in sorted(CHAPTERS.glob("[0-9][0-9]-*")):
+        if (folder / "main.cpp").exists():
+            continue
         found += [Chapter(folder.name, source.stem, build) for source in sorted(folder.glob("*.cu"))]
     return found
 

@@ -144,14 +144,16 @@ def command_doctor(_: argparse.Namespace) -> int:
                 "(or: sudo apt-get install libboost-context-dev)"
             )
         _line("Boost.Context", boost)
-        _line(
-            "doctest",
-            "the system's"
-            if setup.has_doctest()
-            else "fetched by Meson"
-            if setup.doctest_wrap_ready()
-            else "not on this system: Meson will fetch it for the tests (or: sudo apt-get install doctest-dev)",
-        )
+        for library in setup.WRAPPED:
+            _line(
+                library.shown,
+                "the system's"
+                if library.on_system()
+                else "fetched by Meson"
+                if library.is_fetched()
+                else f"not on this system: Meson will fetch it, {library.purpose} "
+                f"(or: sudo apt-get install {library.package})",
+            )
     cuda = setup.nvcc()
     _line(
         "CUDA compiler",

@@ -191,9 +191,57 @@ def has_doctest() -> bool:
     return _compiles("#define DOCTEST_CONFIG_IMPLEMENT\n#include <doctest/doctest.h>\nint main() {}\n", "-fsyntax-only")
 
 
+@cache
+def has_utf8proc() -> bool:
+    return _compiles("#include <utf8proc.h>\nint main() { return utf8proc_category(65) != 1; }\n", "-lutf8proc")
+
+
+@cache
+def has_cli11() -> bool:
+    return _compiles("#include <CLI/CLI.hpp>\nint main() { CLI::App app; }\n", "-fsyntax-only")
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A library that Meson fetches where the system has none."""
+
+    name: str  # of the wrap, harness/subprojects/<name>.wrap
+    shown: str  # as people write it
+    package: str  # Debian's and Ubuntu's
+    purpose: str
+    fetched: str  # what is under harness/subprojects once Meson has it
+
+    def on_system(self) -> bool:
+        return {"doctest": has_doctest, "utf8proc": has_utf8proc, "cli11": has_cli11}[self.name]()
+
+    def is_fetched(self) -> bool:
+        return any(SUBPROJECTS.glob(self.fetched))
+
+
+DOCTEST = Wrapped("doctest", "doctest", "doctest-dev", "for the C++ tests", "doctest-*/doctest")
+UTF8PROC = Wrapped("utf8proc", "utf8proc", "libutf8proc-dev", "for the tokenizer", "utf8proc-*/meson.build")
+CLI11 = Wrapped("cli11", "CLI11", "libcli11-dev", "for the command line of qwen", "CLI11-*/meson.build")
+WRAPPED = (DOCTEST, UTF8PROC, CLI11)
+
+
 def doctest_wrap_ready() -> bool:
     """Has Meson fetched doctest before (so that no network is needed)?"""
-    return any(SUBPROJECTS.glob("doctest-*/doctest"))
+    return DOCTEST.is_fetched()
+
+
+def fetch(library: Wrapped) -> None:
+    """Have Meson download a library that neither the system nor an earlier download provides."""
+    if library.on_system() or library.is_fetched():
+        return
+    wrap = f"harness/subprojects/{library.name}.wrap"
+    say(f"no {library.shown} on this system: Meson downloads it ({wrap})")
+    command = [venv_tool("meson"), "subprojects", "download", "--sourcedir", ROOT, library.name]
+    status, out, err = capture(command, timeout=600)
+    if status or not library.is_fetched():
+        for line in (out + err).strip().splitlines()[-4:]:
+            print(f"  {line}", file=sys.stderr)
+        how = f"run: sudo apt-get install {library.package}" if is_debian() else "install your system's package for it"
+        raise UserError(f"no {library.shown}, {library.purpose}, and its download failed ({wrap}); {how}")
 
 
 def wheel_boost_prefix() -> Path | None:
@@ -266,16 +314,16 @@ class Libraries:
 
 
 def ensure_libraries(need_tests: bool) -> Libraries:
-    """Compiler, Boost.Context and doctest: the system's, else apt-get where allowed, else the wheel and the wrap."""
+    """Compiler and libraries: the system's, else apt-get where allowed, else the wheel and Meson's wraps."""
+    wrapped = [library for library in WRAPPED if need_tests or library is not DOCTEST]
     probes: list[tuple[str, str, Callable[[], bool]]] = [
         ("g++", "a C++20 compiler", lambda: cxx() is not None),
         ("libboost-context-dev", "Boost.Context, for the emulator", has_boost_context),
+        *((one.package, f"{one.shown}, {one.purpose}", one.on_system) for one in wrapped if not one.is_fetched()),
     ]
-    if need_tests:
-        probes.append(("doctest-dev", "doctest, for the C++ tests", has_doctest))
     missing = [(package, what) for package, what, there in probes if not there()]
     if missing and try_install([package for package, _ in missing], "needed: " + "; ".join(w for _, w in missing)):
-        for probe in (cxx, has_boost_context, has_doctest):
+        for probe in (cxx, has_boost_context, has_doctest, has_utf8proc, has_cli11):
             probe.cache_clear()
     if cxx() is None:
         how = "run: sudo apt-get install g++" if is_debian() else "install g++ >= 11 or clang++ >= 14"
@@ -289,9 +337,9 @@ def ensure_libraries(need_tests: bool) -> Libraries:
             prefix = wheel_boost_prefix()
         if prefix is None:
             raise UserError(f"{BOOST_WHEEL} brought no libboost_context.so; install libboost-context-dev")
+    for library in wrapped:
+        fetch(library)
     tests = need_tests or has_doctest() or doctest_wrap_ready()
-    if need_tests and not has_doctest() and not doctest_wrap_ready():
-        say("no doctest on this system: Meson will download it (harness/subprojects/doctest.wrap)")
     return Libraries(prefix, tests)
 
 

@@ -1,0 +1,148 @@
+#include "chapters/09-qwen/session.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <limits>
+#include <random>
+
+#include "chapters/09-qwen/progress.hpp"
+
+namespace ladder::qwen {
+namespace {
+
+/// "ID+BIAS" or "ID-BIAS", BIAS a number or "inf".
+std::pair<Token, float> parse_bias(const std::string& text, int vocabulary) {
+  const std::size_t sign = text.find_first_of("+-");
+  Token token = 0;
+  const char* const begin = text.data();
+  const char* const middle = begin + std::min(sign, text.size());
+  const auto [end, error] = std::from_chars(begin, middle, token);
+  char* rest = nullptr;
+  const double bias = sign == std::string::npos ? 0 : std::strtod(middle, &rest);
+  if (sign == std::string::npos || error != std::errc() || end != middle || rest == middle || *rest != '\0' ||
+      std::isnan(bias) || bias == std::numeric_limits<double>::infinity()) {
+    throw CommandError("--logit-bias: '" + text + "' is not ID+BIAS or ID-BIAS, such as 42+1.5 or 42-inf");
+  }
+  if (token < 0 || token >= vocabulary) {
+    throw CommandError("--logit-bias: there is no token " + std::to_string(token) + "; allowed are 0 to " +
+                       std::to_string(vocabulary - 1));
+  }
+  return {token, static_cast<float>(bias)};
+}
+
+const std::string& readable(const std::string& path) {
+  require_readable(path, "model");
+  return path;
+}
+
+}  // namespace
+
+void require_readable(const std::string& path, const char* what) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    throw CommandError(std::string(what) + ": " + path + " is a folder");
+  const std::ifstream file(path, std::ios::binary);
+  if (!file) throw CommandError(std::string(what) + ": cannot open " + path + ": " + std::strerror(errno));
+}
+
+void require_writable(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
+    throw CommandError("OUT: there is no folder " + folder.string());
+  if (std::filesystem::is_directory(path, error)) throw CommandError("OUT: " + path + " is a folder");
+}
+
+std::string read_whole(const std::string& path, const char* what) {
+  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  require_readable(path, what);
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (file.bad()) throw std::runtime_error(std::string(what) + ": reading " + path + " failed");
+  return text;
+}
+
+std::string valid_utf8(std::string_view bytes) {
+  Utf8Stream stream;
+  std::string text = stream.push(bytes);
+  return text + stream.flush();
+}
+
+std::string json_array(std::span<const Token> tokens) {
+  std::string out = "[";
+  for (const Token t : tokens) out += (out.size() > 1 ? ", " : "") + std::to_string(t);
+  return out + "]";
+}
+
+std::string json_array(std::span<const double> numbers) {
+  std::string out = "[";
+  for (const double v : numbers) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.9g", v);
+    out += (out.size() > 1 ? ", " : "") + std::string(text);
+  }
+  return out + "]";
+}
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw std::runtime_error(std::string("writing to stdout failed: ") + std::strerror(errno));
+  }
+}
+
+Session::Session(const std::string& path) : file(readable(path)), model(file), tokenizer(file) {}
+
+std::vector<Token> Session::padding() const {
+  std::vector<Token> padding;
+  for (Token t = 0; t < model.hp.vocabulary; ++t) {
+    if (t >= tokenizer.size() || tokenizer.type(t) == TokenType::unused) padding.push_back(t);
+  }
+  return padding;
+}
+
+std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& options, bool on_device) {
+  EngineOptions engine;
+  engine.context = options.context;
+  engine.kv_f16 = options.cache_type == "f16";
+  engine.threads = options.threads;
+  engine.batch = options.batch;
+  engine.exact = options.exact;
+  ProgressBar bar("loading " + session.model.name);
+  engine.on_progress = [&bar](std::uint64_t done, std::uint64_t total) { bar.update(done, total); };
+  try {
+    return on_device ? make_device_engine(session.model, engine) : make_cpu_engine(session.model, engine);
+  } catch (const std::invalid_argument& e) {
+    throw CommandError(e.what());  // an option that does not suit the model
+  }
+}
+
+SamplerOptions sampler_options(const SamplingOptions& options, const Session& session) {
+  SamplerOptions sampler = options.sampler;
+  sampler.seed = options.seed >= 0 ? static_cast<std::uint64_t>(options.seed) : std::random_device{}();
+  for (const std::string& text : options.logit_bias) {
+    sampler.logit_bias.push_back(parse_bias(text, session.model.hp.vocabulary));
+  }
+  sampler.banned = session.padding();
+  if (options.ignore_eos) {
+    for (Token t = 0; t < std::min(session.tokenizer.size(), session.model.hp.vocabulary); ++t) {
+      if (session.tokenizer.ends_generation(t)) sampler.banned.push_back(t);
+    }
+  }
+  try {
+    (void)Sampler(sampler, session.model.hp.vocabulary);
+  } catch (const std::invalid_argument& e) {
+    throw CommandError(e.what());
+  }
+  return sampler;
+}
+
+}  // namespace ladder::qwen

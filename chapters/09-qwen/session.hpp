@@ -1,0 +1,60 @@
+// A model file opened for a command: the file, what it describes, its tokenizer; and an engine on request.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/09-qwen/commands.hpp"
+#include "chapters/09-qwen/engine.hpp"
+#include "chapters/09-qwen/gguf.hpp"
+#include "chapters/09-qwen/model.hpp"
+#include "chapters/09-qwen/tokenizer.hpp"
+
+namespace ladder::qwen {
+
+/// Throws CommandError unless `path` is a file that can be read; `what` names the argument.
+void require_readable(const std::string& path, const char* what);
+
+/// Throws CommandError unless `path` can be the name of a file to write: its folder is there, and it is none
+/// itself.
+void require_writable(const std::string& path);
+
+/// Reads all of a file, or of stdin for "-". Throws CommandError for a file that cannot be opened.
+[[nodiscard]] std::string read_whole(const std::string& path, const char* what);
+
+/// Text as JSON can hold it: bytes that are no UTF-8 become U+FFFD.
+[[nodiscard]] std::string valid_utf8(std::string_view bytes);
+
+/// [1, 2, 3]
+[[nodiscard]] std::string json_array(std::span<const Token> tokens);
+[[nodiscard]] std::string json_array(std::span<const double> numbers);
+
+/// One line to stdout, or all of `text` as it is. Throws if it cannot be written (disk full).
+void print(std::string_view text);
+
+/// Members point into each other, so it stays where it was made.
+class Session {
+ public:
+  /// Throws CommandError for a path that is no file, gguf::FileError for what is wrong in it.
+  explicit Session(const std::string& path);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const gguf::File file;
+  const Model model;
+  const Tokenizer tokenizer;
+
+  /// Rows of the embedding that are no token, or an unused one: they must never be drawn.
+  [[nodiscard]] std::vector<Token> padding() const;
+};
+
+/// Loads the weights on the device or on the CPU (choose_device).
+[[nodiscard]] std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& options,
+                                                  bool on_device);
+
+/// Resolves what SamplingOptions leaves open (the seed, the biases, the tokens that are never drawn). Throws
+/// CommandError, also for what Sampler would refuse.
+[[nodiscard]] SamplerOptions sampler_options(const SamplingOptions& options, const Session& session);
+
+}  // namespace ladder::qwen

@@ -1,0 +1,474 @@
+// The device engine against a float64 forward pass of tiny random models, one for each weight type; pieces of
+// a prompt against single tokens, bit by bit. Linked with engine_device.cu as compiled for the device of the
+// build.
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/09-qwen/engine.hpp"
+#include "chapters/09-qwen/gguf.hpp"
+#include "chapters/09-qwen/model.hpp"
+#include "harness/device/half_bits.hpp"
+#include "harness/device/status.hpp"
+#include "harness/experiment/fill_blocks.hpp"
+#include "harness/experiment/mix_bits.hpp"
+#include "kernels/quant/dequantize.hpp"
+
+using namespace ladder;
+using namespace ladder::qwen;
+
+int main(int argc, char** argv) {
+  constexpr int kSkipStatus = 77;  // what Meson takes for "skipped"
+  if (!device_present()) {
+    std::printf("skipped: no CUDA device, or no driver for one\n");
+    return kSkipStatus;
+  }
+  return doctest::Context(argc, argv).run();
+}
+
+namespace {
+
+constexpr int kVocabulary = 72, kContext = 40;
+
+/// A random model on disk, opened. Small enough for the emulator, with rows of whole blocks of every type: d
+/// 256, ff 512, heads 4 of 64, key and value heads 2.
+class TinyModel {
+ public:
+  explicit TinyModel(WeightType type, bool tied = false, int layers = 2) {
+    path_ = std::filesystem::temp_directory_path() /
+            ("ladder-tiny-" + std::to_string(getpid()) + "-" + std::to_string(++made_) + ".gguf");
+    gguf::Writer w;
+    w.set("general.architecture", std::string_view("qwen2"));
+    const auto number = [&](const char* key, std::uint32_t v) { w.set(std::string("qwen2.") + key, v); };
+    number("block_count", static_cast<std::uint32_t>(layers));
+    number("context_length", kContext);
+    number("embedding_length", 256);
+    number("feed_forward_length", 512);
+    number("attention.head_count", 4);
+    number("attention.head_count_kv", 2);
+    w.set("qwen2.attention.layer_norm_rms_epsilon", 1e-6f);
+    w.set("qwen2.rope.freq_base", 10000.0f);
+    unsigned seed = 100;
+    const auto matrix = [&](const std::string& name, std::int64_t id, std::int64_t od) {
+      w.add(name, type, {id, od},
+            [type, id, od, s = ++seed](std::span<std::byte> out) { random_matrix(type, id, od, s, out); });
+    };
+    // Random blocks have weights of about 1/2: what enters a matmul through a norm is made small by the norm.
+    const auto vector = [&](const std::string& name, std::int64_t n, float middle, float spread) {
+      w.add(name, WeightType::f32, {n}, [n, middle, spread, s = ++seed](std::span<std::byte> out) {
+        for (std::int64_t i = 0; i < n; ++i) {
+          const float v = middle + spread * unit(s, static_cast<std::uint64_t>(i));
+          std::memcpy(out.data() + 4 * i, &v, 4);
+        }
+      });
+    };
+    matrix("token_embd.weight", 256, kVocabulary);
+    for (int i = 0; i < layers; ++i) {
+      const std::string p = "blk." + std::to_string(i) + ".";
+      vector(p + "attn_norm.weight", 256, 0.1f, 0.05f);
+      matrix(p + "attn_q.weight", 256, 256);
+      matrix(p + "attn_k.weight", 256, 128);
+      matrix(p + "attn_v.weight", 256, 128);
+      vector(p + "attn_q.bias", 256, 0.0f, 0.5f);
+      vector(p + "attn_k.bias", 128, 0.0f, 0.5f);
+      vector(p + "attn_v.bias", 128, 0.0f, 0.5f);
+      matrix(p + "attn_output.weight", 256, 256);
+      vector(p + "ffn_norm.weight", 256, 0.1f, 0.05f);
+      matrix(p + "ffn_gate.weight", 256, 512);
+      matrix(p + "ffn_up.weight", 256, 512);
+      matrix(p + "ffn_down.weight", 512, 256);
+    }
+    vector("output_norm.weight", 256, 0.1f, 0.05f);
+    if (!tied) matrix("output.weight", 256, kVocabulary);
+    w.write(path_);
+    file_ = std::make_unique<gguf::File>(path_);
+    model_ = std::make_unique<Model>(*file_);
+  }
+  ~TinyModel() {
+    model_.reset();
+    file_.reset();
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  TinyModel(const TinyModel&) = delete;
+  TinyModel& operator=(const TinyModel&) = delete;
+  const Model& operator*() const { return *model_; }
+
+ private:
+  static float unit(unsigned seed, std::uint64_t i) {
+    return static_cast<float>(mix_bits(static_cast<std::uint64_t>(seed) << 40 ^ i) >> 8) / 8388608.0f - 1.0f;
+  }
+  static void random_matrix(WeightType type, std::int64_t id, std::int64_t od, unsigned seed,
+                            std::span<std::byte> out) {
+    const WeightTypeInfo& t = info(type);
+    for (std::int64_t b = 0; b < od * id / t.block_elems; ++b) {
+      auto* block = reinterpret_cast<unsigned char*>(out.data()) + b * t.block_bytes;
+      const float v = unit(seed, static_cast<std::uint64_t>(b));
+      if (type == WeightType::f32) {
+        std::memcpy(block, &v, 4);
+      } else {
+        fill_block(type, BlockFill::random, seed, static_cast<std::uint64_t>(b), block, t.block_bytes);
+      }
+    }
+  }
+  static inline int made_ = 0;
+  std::filesystem::path path_;
+  std::unique_ptr<gguf::File> file_;
+  std::unique_ptr<Model> model_;
+};
+
+/// What the reference does wrong on purpose, to see that the comparison notices.
+enum class Mistake { none, no_bias, rope_one_late, attends_ahead, wrong_kv_head, norm_without_weight };
+
+/// A forward pass in float64 over a whole text. Only the rotations come from the code under test's own table.
+class Reference64 {
+ public:
+  Reference64(const Model& model, bool kv_f16, Mistake mistake = Mistake::none)
+      : m_(model), kv_f16_(kv_f16), mistake_(mistake) {}
+
+  /// Logits [tokens][vocabulary].
+  [[nodiscard]] std::vector<double> logits(const std::vector<std::int32_t>& tokens) const {
+    const auto n = tokens.size(), d = static_cast<std::size_t>(m_.hp.embedding_length);
+    const std::vector<float> embedding = decoded(m_.token_embd);
+    std::vector<double> x(n * d);
+    for (std::size_t t = 0; t < n; ++t) {
+      for (std::size_t i = 0; i < d; ++i)
+        x[t * d + i] = embedding[static_cast<std::size_t>(tokens[t]) * d + i];
+    }
+    for (const Layer& l : m_.layers) {
+      std::vector<double> h = norm(x, l.attn_norm);
+      std::vector<double> q = biased(times(l.attn_q, h), l.attn_q_bias),
+                          k = biased(times(l.attn_k, h), l.attn_k_bias),
+                          v = biased(times(l.attn_v, h), l.attn_v_bias);
+      rotate(q, m_.hp.head_count);
+      rotate(k, m_.hp.head_count_kv);
+      add(x, times(l.attn_output, attention(q, stored(k), stored(v))));
+      h = norm(x, l.ffn_norm);
+      std::vector<double> gate = times(l.ffn_gate, h);
+      const std::vector<double> up = times(l.ffn_up, h);
+      for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+      add(x, times(l.ffn_down, gate));
+    }
+    return times(m_.output, norm(x, m_.output_norm));
+  }
+
+ private:
+  static std::vector<float> decoded(const gguf::Tensor* t) {
+    std::vector<float> v(static_cast<std::size_t>(t->elements()));
+    dequantize_row(t->type, t->data.data(), v.data(), t->elements());
+    return v;
+  }
+  static void add(std::vector<double>& x, const std::vector<double>& y) {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+  static std::vector<double> times(const gguf::Tensor* w, const std::vector<double>& x) {
+    const auto id = static_cast<std::size_t>(w->row_length()), od = static_cast<std::size_t>(w->rows());
+    const std::vector<float> weights = decoded(w);
+    std::vector<double> out(x.size() / id * od);
+    for (std::size_t t = 0; t < x.size() / id; ++t) {
+      for (std::size_t r = 0; r < od; ++r) {
+        double sum = 0;
+        for (std::size_t i = 0; i < id; ++i) sum += weights[r * id + i] * x[t * id + i];
+        out[t * od + r] = sum;
+      }
+    }
+    return out;
+  }
+  std::vector<double> biased(std::vector<double> x, const gguf::Tensor* bias) const {
+    const std::vector<float> b = decoded(bias);
+    if (mistake_ != Mistake::no_bias) {
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] += b[i % b.size()];
+    }
+    return x;
+  }
+  std::vector<double> norm(const std::vector<double>& x, const gguf::Tensor* weight) const {
+    const std::vector<float> w = decoded(weight);
+    const std::size_t d = w.size();
+    std::vector<double> out(x.size());
+    for (std::size_t t = 0; t < x.size() / d; ++t) {
+      double squares = 0;
+      for (std::size_t i = 0; i < d; ++i) squares += x[t * d + i] * x[t * d + i];
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(d) + m_.hp.rms_epsilon);
+      for (std::size_t i = 0; i < d; ++i) {
+        out[t * d + i] = x[t * d + i] * scale *
+                         (mistake_ == Mistake::norm_without_weight ? 0.1 : static_cast<double>(w[i]));
+      }
+    }
+    return out;
+  }
+  void rotate(std::vector<double>& x, int heads) const {
+    const auto dim = static_cast<std::size_t>(m_.hp.head_dim()), half = dim / 2;
+    std::vector<float> cosines(half), sines(half);
+    const std::size_t rows = x.size() / (static_cast<std::size_t>(heads) * dim);
+    for (std::size_t t = 0; t < rows; ++t) {
+      rope_row(m_.hp, static_cast<int>(t) + (mistake_ == Mistake::rope_one_late && t > 3 ? 1 : 0), cosines,
+               sines);
+      for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
+        for (std::size_t i = 0; i < half; ++i) {
+          double& a = x[(t * static_cast<std::size_t>(heads) + h) * dim + i];
+          double& b = x[(t * static_cast<std::size_t>(heads) + h) * dim + i + half];
+          const double a0 = a;
+          a = a0 * cosines[i] - b * sines[i];
+          b = b * cosines[i] + a0 * sines[i];
+        }
+      }
+    }
+  }
+  std::vector<double> stored(std::vector<double> x) const {
+    if (kv_f16_) {
+      for (double& v : x) v = half_bits_to_float(float_to_half_bits(static_cast<float>(v)));
+    }
+    return x;
+  }
+  std::vector<double> attention(const std::vector<double>& q, const std::vector<double>& k,
+                                const std::vector<double>& v) const {
+    const auto heads = static_cast<std::size_t>(m_.hp.head_count),
+               kv = static_cast<std::size_t>(m_.hp.head_count_kv),
+               dim = static_cast<std::size_t>(m_.hp.head_dim());
+    std::vector<double> out(q.size());
+    const std::size_t n = q.size() / (heads * dim);
+    for (std::size_t t = 0; t < n; ++t) {
+      for (std::size_t h = 0; h < heads; ++h) {
+        const std::size_t g = mistake_ == Mistake::wrong_kv_head ? h % kv : h / (heads / kv);
+        const std::size_t positions = mistake_ == Mistake::attends_ahead ? std::min(n, t + 2) : t + 1;
+        std::vector<double> weight(positions);
+        double highest = -1e300, total = 0;
+        for (std::size_t p = 0; p < positions; ++p) {
+          double sum = 0;
+          for (std::size_t i = 0; i < dim; ++i)
+            sum += q[(t * heads + h) * dim + i] * k[(p * kv + g) * dim + i];
+          weight[p] = sum / std::sqrt(static_cast<double>(dim));
+          highest = std::max(highest, weight[p]);
+        }
+        for (double& w : weight) total += w = std::exp(w - highest);
+        for (std::size_t i = 0; i < dim; ++i) {
+          double sum = 0;
+          for (std::size_t p = 0; p < positions; ++p) sum += weight[p] / total * v[(p * kv + g) * dim + i];
+          out[(t * heads + h) * dim + i] = sum;
+        }
+      }
+    }
+    return out;
+  }
+
+  const Model& m_;
+  bool kv_f16_;
+  Mistake mistake_;
+};
+
+std::vector<std::int32_t> text(std::size_t n) {
+  std::vector<std::int32_t> tokens(n);
+  for (std::size_t i = 0; i < n; ++i) tokens[i] = static_cast<std::int32_t>((i * 29 + 7) % kVocabulary);
+  return tokens;
+}
+
+/// Largest |out - reference| over the largest |reference|; infinite if anything is not finite.
+double relative_error(const std::vector<float>& out, const std::vector<double>& reference) {
+  REQUIRE(out.size() == reference.size());
+  double error = 0, largest = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (!std::isfinite(out[i])) return INFINITY;
+    error = std::max(error, std::fabs(out[i] - reference[i]));
+    largest = std::max(largest, std::fabs(reference[i]));
+  }
+  return error / largest;
+}
+
+/// Logits of every token, in one call.
+std::vector<float> evaluated(Engine& engine, const std::vector<std::int32_t>& tokens) {
+  std::vector<float> logits(tokens.size() * kVocabulary, NAN);
+  engine.evaluate(tokens, logits);
+  return logits;
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+// Of the largest logit. f32 rounding through two layers; in an f16 cache a key or value that the reference
+// rounds to the neighbouring number is off by 2^-11.
+constexpr double kF32Tolerance = 5e-6, kF16Tolerance = 2e-4;
+
+/// Logits of a short text against the reference.
+void check_model(const Model& model, bool kv_f16) {
+  const std::vector<std::int32_t> tokens = text(4);
+  EngineOptions options;
+  options.kv_f16 = kv_f16;
+  const std::unique_ptr<Engine> engine = make_device_engine(model, options);
+  CHECK(engine->info().executor == device_executor());
+  CHECK(engine->context() == kContext);
+  const double error = relative_error(evaluated(*engine, tokens), Reference64(model, kv_f16).logits(tokens));
+  CHECK(error <= (kv_f16 ? kF16Tolerance : kF32Tolerance));
+  CHECK(engine->position() == 4);
+  const WeightType type = model.layers[0].ffn_up->type;
+  const std::string kernel =
+      type == WeightType::f32 ? "gemv_vec" : std::string(info(type).name) + "_f32_matmul";
+  CHECK(engine->info().kernels.find(kernel) != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("every weight type, tied and untied") {
+  for (const WeightTypeInfo& t : kWeightTypes) {
+    CAPTURE(t.name);
+    const TinyModel model(t.type, static_cast<int>(t.type) % 2 == 0, 1);
+    check_model(*model, false);
+  }
+}
+
+TEST_CASE("two layers, f16 cache") {
+  for (const WeightType type : {WeightType::q4_0, WeightType::q4_k}) check_model(*TinyModel(type), true);
+}
+
+TEST_CASE("the comparison notices a wrong forward pass") {
+  const std::vector<std::int32_t> tokens = text(6);
+  const TinyModel model(WeightType::q8_0);
+  EngineOptions options;
+  options.kv_f16 = false;
+  const std::vector<float> logits = evaluated(*make_device_engine(*model, options), tokens);
+  CHECK(relative_error(logits, Reference64(*model, false).logits(tokens)) <= kF32Tolerance);
+  for (const Mistake mistake : {Mistake::no_bias, Mistake::rope_one_late, Mistake::attends_ahead,
+                                Mistake::wrong_kv_head, Mistake::norm_without_weight}) {
+    CAPTURE(static_cast<int>(mistake));
+    CHECK(relative_error(logits, Reference64(*model, false, mistake).logits(tokens)) > 5 * kF16Tolerance);
+  }
+  std::vector<float> broken = logits;
+  broken[3] = NAN;
+  CHECK(!(relative_error(broken, Reference64(*model, false).logits(tokens)) <= kF32Tolerance));
+}
+
+TEST_CASE("a prompt at once, in pieces, and token by token: the same bits") {
+  const std::vector<std::int32_t> tokens = text(5);
+  for (const WeightType type : {WeightType::q4_k, WeightType::q4_0, WeightType::f32}) {
+    CAPTURE(info(type).name);
+    const TinyModel model(type, false, type == WeightType::q4_k ? 2 : 1);
+    EngineOptions options;
+    const std::unique_ptr<Engine> whole = make_device_engine(*model, options);
+    const std::vector<float> all = evaluated(*whole, tokens);
+    options.batch = 2;
+    const std::unique_ptr<Engine> pieces = make_device_engine(*model, options);
+    CHECK(same_bits(evaluated(*pieces, tokens), all));
+
+    whole->truncate(0);
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      const std::vector<float> one = evaluated(*whole, {tokens[t]});
+      CAPTURE(t);
+      CHECK(same_bits(one, std::span(all).subspan(t * kVocabulary, kVocabulary)));
+    }
+  }
+}
+
+TEST_CASE("logits of the last token only, of none, and after going back") {
+  const std::vector<std::int32_t> tokens = text(11);
+  const TinyModel model(WeightType::q6_k, false, 1);
+  EngineOptions options;
+  options.batch = 4;
+  const std::unique_ptr<Engine> engine = make_device_engine(*model, options);
+  const std::vector<float> all = evaluated(*engine, tokens);
+  const auto row = [&](std::size_t t) { return std::span(all).subspan(t * kVocabulary, kVocabulary); };
+  std::vector<float> last(kVocabulary, NAN);
+
+  engine->truncate(0);
+  engine->evaluate(tokens, last);
+  CHECK(same_bits(last, row(10)));
+
+  engine->truncate(7);
+  CHECK(engine->position() == 7);
+  engine->evaluate(std::span(tokens).subspan(7, 2), {});
+  CHECK(engine->position() == 9);
+  engine->evaluate(std::span(tokens).subspan(9, 2), last);
+  CHECK(same_bits(last, row(10)));
+
+  // Other tokens in between leave no trace.
+  engine->truncate(3);
+  engine->evaluate(std::vector<std::int32_t>{1, 2, 3, 4, 5, 6, 7, 8}, last);
+  CHECK(!same_bits(last, row(10)));
+  engine->truncate(3);
+  engine->evaluate(std::span(tokens).subspan(3), last);
+  CHECK(same_bits(last, row(10)));
+}
+
+TEST_CASE("the context can be filled to its end and not beyond") {
+  const TinyModel model(WeightType::q4_0, false, 1);
+  EngineOptions options;
+  options.context = 12;
+  const std::unique_ptr<Engine> engine = make_device_engine(*model, options);
+  CHECK(engine->context() == 12);
+  engine->evaluate(text(10), {});
+  std::vector<float> last(kVocabulary, NAN);
+  CHECK_THROWS_WITH_AS(engine->evaluate(text(3), last),
+                       "the context is full: 10 of 12 tokens are taken, and 3 more do not fit", ContextFull);
+  CHECK(engine->position() == 10);
+  CHECK(std::isnan(last[0]));
+  engine->evaluate(std::vector<std::int32_t>{5, 6}, last);
+  CHECK(engine->position() == 12);
+  CHECK(std::isfinite(last[0]));
+  CHECK_THROWS_AS(engine->evaluate(std::vector<std::int32_t>{1}, last), ContextFull);
+  engine->truncate(11);
+  engine->evaluate(std::vector<std::int32_t>{6}, last);
+}
+
+TEST_CASE("wrong arguments are refused, and change nothing") {
+  const TinyModel model(WeightType::q4_0, true, 1);
+  EngineOptions options;
+  const std::unique_ptr<Engine> engine = make_device_engine(*model, options);
+  engine->evaluate(text(2), {});
+  std::vector<float> logits(kVocabulary), wrong(kVocabulary + 1);
+  CHECK_THROWS_AS(engine->evaluate({}, logits), std::invalid_argument);
+  CHECK_THROWS_WITH(engine->evaluate(std::vector<std::int32_t>{1, kVocabulary}, logits),
+                    "evaluate: token 72 is outside the vocabulary, 0 to 71");
+  CHECK_THROWS_AS(engine->evaluate(std::vector<std::int32_t>{-1}, logits), std::invalid_argument);
+  CHECK_THROWS_WITH(engine->evaluate(text(3), wrong), "evaluate: room for 73 logits, expected 0, 72 or 216");
+  CHECK_THROWS_AS(engine->truncate(3), std::invalid_argument);
+  CHECK_THROWS_AS(engine->truncate(-1), std::invalid_argument);
+  CHECK(engine->position() == 2);
+
+  options.context = -1;
+  CHECK_THROWS_AS((void)make_device_engine(*model, options), std::invalid_argument);
+  options.context = 0;
+  options.batch = 0;
+  CHECK_THROWS_AS((void)make_device_engine(*model, options), std::invalid_argument);
+}
+
+TEST_CASE("what does not fit is refused before anything is loaded, with the bytes that it takes") {
+  const TinyModel model(WeightType::q4_0, true, 1);
+  EngineOptions options;
+  options.context = 1 << 30;
+  int calls = 0;
+  options.on_progress = [&](std::uint64_t, std::uint64_t) { ++calls; };
+  std::string message;
+  try {
+    (void)make_device_engine(*model, options);
+  } catch (const DeviceError& e) {
+    message = e.what();
+  }
+  // Keys and values of one layer: 2 * 2^30 tokens * 128 elements * 2 bytes.
+  CHECK(message.find("KV cache 549755813888,") != std::string::npos);
+  CHECK(message.find("are free") != std::string::npos);
+  CHECK(calls == 0);
+}
+
+TEST_CASE("progress ends at the total") {
+  const TinyModel model(WeightType::q5_k);
+  EngineOptions options;
+  std::uint64_t before = 0, last_total = 0;
+  bool rising = true;
+  options.on_progress = [&](std::uint64_t done, std::uint64_t total) {
+    rising = rising && done > before && done <= total;
+    before = done;
+    last_total = total;
+  };
+  (void)make_device_engine(*model, options);
+  CHECK(rising);
+  CHECK(before == last_total);
+  CHECK(static_cast<std::int64_t>(last_total) == (*model).tensor_bytes());
+}
