@@ -268,8 +268,9 @@ class CommandLine {
                             [this] { return logits_command(logits_); });
     sub->add_option("MODEL", logits_.load.model, "GGUF file")->required();
     sub->add_option("--tokens", logits_.tokens, "ids, as in 1,2,3 (qwen tokenize finds them)")->required();
-    sub->add_option("--rows", logits_.rows,
-                    "the logits after which of them, as in 0,2: places from 0, increasing; default: the last");
+    sub->add_option(
+        "--rows", logits_.rows,
+        "the logits after which of them, as in 0,2: places from 0, increasing; default: the last");
     sub->add_option("-o,--output", logits_.format, "json, or bin: f32 [rows][vocabulary], little-endian")
         ->check(CLI::IsMember({"json", "bin"}))
         ->capture_default_str();

@@ -74,8 +74,8 @@ int perplexity_command(const PerplexityOptions& options);
 
 struct LogitsOptions {
   LoadOptions load;
-  std::string tokens;  ///< ids, "1,2,3"
-  std::string rows;    ///< increasing places in `tokens`; empty: the last
+  std::string tokens;           ///< ids, "1,2,3"
+  std::string rows;             ///< increasing places in `tokens`; empty: the last
   std::string format = "json";  ///< "json", or "bin": f32 [rows][vocabulary] little-endian
 };
 int logits_command(const LogitsOptions& options);

@@ -14,35 +14,37 @@
 namespace ladder::qwen {
 
 struct EngineOptions {
-  int context = 0;            ///< tokens of KV cache; 0: the model's context_length, at most 4096
-  bool kv_f16 = true;         ///< f16 or f32 keys and values
-  int threads = 0;            ///< cpu: 0 is one for each CPU
-  int batch = 512;            ///< largest number of rows of one prefill pass (longer prompts go in pieces)
-  bool exact = false;         ///< cpu: multiply with f32 activations instead of rounding them to int8
-  /// Called while weights load, with bytes done and bytes in all; the last call has done == total. May be empty.
+  int context = 0;     ///< tokens of KV cache; 0: the model's context_length, at most 4096
+  bool kv_f16 = true;  ///< f16 or f32 keys and values
+  int threads = 0;     ///< cpu: 0 is one for each CPU
+  int batch = 512;     ///< largest number of rows of one prefill pass (longer prompts go in pieces)
+  bool exact = false;  ///< cpu: multiply with f32 activations instead of rounding them to int8
+  /// Called while weights load, with bytes done and bytes in all; the last call has done == total. May be
+  /// empty.
   std::function<void(std::uint64_t, std::uint64_t)> on_progress;
 };
 
 /// What the engine did so far, for reports.
 struct EngineInfo {
-  std::string executor;       ///< "gpu", "emulator" or "cpu"
-  std::string device;         ///< the device's name
-  std::string kernels;        ///< one line: which kernels multiply (for the user)
+  std::string executor;  ///< "gpu", "emulator" or "cpu"
+  std::string device;    ///< the device's name
+  std::string kernels;   ///< one line: which kernels multiply (for the user)
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
-  [[nodiscard]] virtual int context() const = 0;    ///< tokens that fit in the KV cache
-  [[nodiscard]] virtual int position() const = 0;   ///< tokens in the KV cache
+  [[nodiscard]] virtual int context() const = 0;   ///< tokens that fit in the KV cache
+  [[nodiscard]] virtual int position() const = 0;  ///< tokens in the KV cache
 
-  /// Runs `tokens` (ids, 0 <= id < vocabulary) at positions position(), position()+1, ... and appends them to the KV
-  /// cache.
-  /// @param logits [rows][vocabulary], f32: rows == 1 asks for the last token's logits only, rows == tokens.size() for
+  /// Runs `tokens` (ids, 0 <= id < vocabulary) at positions position(), position()+1, ... and appends them to
+  /// the KV cache.
+  /// @param logits [rows][vocabulary], f32: rows == 1 asks for the last token's logits only, rows ==
+  ///        tokens.size() for
   ///        every token's; empty for none
-  /// Throws std::invalid_argument for a token out of range, an empty batch or a wrong logits size, ContextFull when the
-  /// tokens do not fit (nothing is then changed).
+  /// Throws std::invalid_argument for a token out of range, an empty batch or a wrong logits size,
+  /// ContextFull when the tokens do not fit (nothing is then changed).
   virtual void evaluate(std::span<const std::int32_t> tokens, std::span<float> logits) = 0;
 
   /// Forgets all tokens from `position` on. 0 <= position <= position().
@@ -63,8 +65,8 @@ class ContextFull : public std::runtime_error {
 /// Whether there is such a device; always true for the emulator.
 [[nodiscard]] bool device_present();
 
-/// The rotations of RoPE, NEOX pairing: for pair i of a head (i < head_dim/2) at `position`, with YaRN where the model
-/// asks for it. Computed in f64, rounded once.
+/// The rotations of RoPE, NEOX pairing: for pair i of a head (i < head_dim/2) at `position`, with YaRN where
+/// the model asks for it. Computed in f64, rounded once.
 /// @param cosines, sines [head_dim/2]
 void rope_row(const Hyperparameters& hp, int position, std::span<float> cosines, std::span<float> sines);
 

@@ -1,4 +1,5 @@
-// The engine on the CPU: the twins of kernels/cpu. Weights are multiplied where the file's map has them, packed.
+// The engine on the CPU: the twins of kernels/cpu. Weights are multiplied where the file's map has them,
+// packed.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,8 +29,10 @@ constexpr int kMostLogitsRows = 64;        ///< rows that are normalised at once
 
 /// The options with every default filled in. Throws std::invalid_argument.
 EngineOptions completed(EngineOptions o, const Hyperparameters& hp) {
-  if (o.context < 0) throw std::invalid_argument("context must be at least 1 token, not " + std::to_string(o.context));
-  if (o.batch < 1) throw std::invalid_argument("batch must be at least 1 row, not " + std::to_string(o.batch));
+  if (o.context < 0)
+    throw std::invalid_argument("context must be at least 1 token, not " + std::to_string(o.context));
+  if (o.batch < 1)
+    throw std::invalid_argument("batch must be at least 1 row, not " + std::to_string(o.batch));
   if (o.context == 0) o.context = std::min(hp.context_length, kDefaultMostContext);
   o.batch = std::min(o.batch, o.context);
   return o;
@@ -40,8 +43,8 @@ std::vector<const gguf::Tensor*> used_tensors(const Model& model) {
   std::vector<const gguf::Tensor*> all;
   for (const Layer& l : model.layers) {
     for (const gguf::Tensor* t :
-         {l.attn_norm, l.attn_q, l.attn_k, l.attn_v, l.attn_q_bias, l.attn_k_bias, l.attn_v_bias, l.attn_output,
-          l.ffn_norm, l.ffn_gate, l.ffn_up, l.ffn_down}) {
+         {l.attn_norm, l.attn_q, l.attn_k, l.attn_v, l.attn_q_bias, l.attn_k_bias, l.attn_v_bias,
+          l.attn_output, l.ffn_norm, l.ffn_gate, l.ffn_up, l.ffn_down}) {
       all.push_back(t);
     }
   }
@@ -88,7 +91,8 @@ std::string cpu_name() {
 std::string kernels_of(const Model& model, bool exact, int threads) {
   std::set<WeightType> types = {model.output->type};
   for (const Layer& l : model.layers) {
-    for (const gguf::Tensor* t : {l.attn_q, l.attn_k, l.attn_v, l.attn_output, l.ffn_gate, l.ffn_up, l.ffn_down}) {
+    for (const gguf::Tensor* t :
+         {l.attn_q, l.attn_k, l.attn_v, l.attn_output, l.ffn_gate, l.ffn_up, l.ffn_down}) {
       types.insert(t->type);
     }
   }
@@ -115,8 +119,10 @@ class CpuEngine final : public Engine {
     for (std::size_t i = 0; i < model_.layers.size(); ++i) {
       caches_.emplace_back(heads_, options_.context, options_.kv_f16);
     }
-    const auto rows = static_cast<std::size_t>(options_.batch), d = static_cast<std::size_t>(hp.embedding_length);
-    const auto kv = static_cast<std::size_t>(hp.kv_length()), ff = static_cast<std::size_t>(hp.feed_forward_length);
+    const auto rows = static_cast<std::size_t>(options_.batch),
+               d = static_cast<std::size_t>(hp.embedding_length);
+    const auto kv = static_cast<std::size_t>(hp.kv_length()),
+               ff = static_cast<std::size_t>(hp.feed_forward_length);
     const auto half = static_cast<std::size_t>(heads_.head_dim / 2);
     x_.resize(rows * d);
     normed_.resize(rows * d);
@@ -132,7 +138,8 @@ class CpuEngine final : public Engine {
     pool_.parallel_for(options_.context, 256, [&](long long begin, long long end, int) {
       for (long long p = begin; p < end; ++p) {
         const std::size_t at = static_cast<std::size_t>(p) * half;
-        rope_row(hp, static_cast<int>(p), std::span(cosines_).subspan(at, half), std::span(sines_).subspan(at, half));
+        rope_row(hp, static_cast<int>(p), std::span(cosines_).subspan(at, half),
+                 std::span(sines_).subspan(at, half));
       }
     });
     prefault(model_, options_.on_progress);
@@ -156,7 +163,8 @@ class CpuEngine final : public Engine {
       const bool wanted = !logits.empty() && (every_row || last);
       // Of the last layer, only rows whose logits are wanted are needed behind attention.
       const int keep = !wanted ? 0 : every_row ? rows : 1;
-      forward(tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(rows)), position_ + done, keep);
+      forward(tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(rows)),
+              position_ + done, keep);
       if (wanted) {
         compute_logits(rows - keep, keep,
                        every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
@@ -180,44 +188,41 @@ class CpuEngine final : public Engine {
     if (tokens.empty()) throw std::invalid_argument("evaluate: no tokens");
     for (const std::int32_t id : tokens) {
       if (id < 0 || id >= model_.hp.vocabulary) {
-        throw std::invalid_argument("evaluate: token " + std::to_string(id) + " is outside the vocabulary, 0 to " +
+        throw std::invalid_argument("evaluate: token " + std::to_string(id) +
+                                    " is outside the vocabulary, 0 to " +
                                     std::to_string(model_.hp.vocabulary - 1));
       }
     }
     if (!logits.empty() && logits.size() != vocabulary && logits.size() != tokens.size() * vocabulary) {
-      throw std::invalid_argument("evaluate: room for " + std::to_string(logits.size()) + " logits, expected 0, " +
-                                  std::to_string(vocabulary) + " or " + std::to_string(tokens.size() * vocabulary));
+      throw std::invalid_argument("evaluate: room for " + std::to_string(logits.size()) +
+                                  " logits, expected 0, " + std::to_string(vocabulary) + " or " +
+                                  std::to_string(tokens.size() * vocabulary));
     }
     if (tokens.size() > static_cast<std::size_t>(options_.context - position_)) {
       throw ContextFull("the context is full: " + std::to_string(position_) + " of " +
-                        std::to_string(options_.context) + " tokens are taken, and " + std::to_string(tokens.size()) +
-                        " more do not fit");
+                        std::to_string(options_.context) + " tokens are taken, and " +
+                        std::to_string(tokens.size()) + " more do not fit");
     }
   }
 
-  static const float* floats_of(const gguf::Tensor* t) { return reinterpret_cast<const float*>(t->data.data()); }
+  static const float* floats_of(const gguf::Tensor* t) {
+    return reinterpret_cast<const float*>(t->data.data());
+  }
   static cpu::Product product(const gguf::Tensor* w, float* out) {
     return {w->type, w->data.data(), w->rows(), out};
   }
 
-  /// Several matrices times the same rows. @param next what the next call will read
-  void multiply(std::span<const cpu::Product> products, const float* acts, int nt, long long id,
-                const cpu::Upcoming& next) {
-    const bool round = !options_.exact && std::any_of(products.begin(), products.end(), [](const cpu::Product& p) {
-      return cpu::uses_int8(p.type);
-    });
+  /// Several matrices times the same rows.
+  void multiply(std::span<const cpu::Product> products, const float* acts, int nt, long long id) {
+    const bool round =
+        !options_.exact && std::any_of(products.begin(), products.end(),
+                                       [](const cpu::Product& p) { return cpu::uses_int8(p.type); });
     if (round) rounded_.quantize(acts, nt, id, pool_);
-    cpu::multiply(products, acts, round ? &rounded_ : nullptr, nt, id, pool_, next);
+    cpu::multiply(products, acts, round ? &rounded_ : nullptr, nt, id, pool_);
   }
-  void multiply(const gguf::Tensor* w, const float* acts, float* out, int nt, const cpu::Upcoming& next = {}) {
+  void multiply(const gguf::Tensor* w, const float* acts, float* out, int nt) {
     const cpu::Product one = product(w, out);
-    multiply({&one, 1}, acts, nt, w->row_length(), next);
-  }
-  struct Qkv {
-    cpu::Product at[3];
-  };
-  Qkv qkv(const Layer& l) {
-    return {{product(l.attn_q, q_.data()), product(l.attn_k, k_.data()), product(l.attn_v, v_.data())}};
+    multiply({&one, 1}, acts, nt, w->row_length());
   }
 
   /// A forward pass of up to `batch` tokens at positions first, first + 1, ...
@@ -240,9 +245,9 @@ class CpuEngine final : public Engine {
       const Layer& l = model_.layers[i];
       // 1. Attention: x += output . attention(rope(q), rope(k), v), all of norm(x).
       cpu::rms_norm(x_.data(), floats_of(l.attn_norm), normed_.data(), nt, d, hp.rms_epsilon, pool_);
-      const cpu::Product output = product(l.attn_output, added_.data()), down = product(l.ffn_down, added_.data());
-      const cpu::Product gate_up[] = {product(l.ffn_gate, gate_.data()), product(l.ffn_up, up_.data())};
-      multiply(qkv(l).at, normed_.data(), nt, d, {{&output, 1}, d});
+      const cpu::Product qkv[] = {product(l.attn_q, q_.data()), product(l.attn_k, k_.data()),
+                                  product(l.attn_v, v_.data())};
+      multiply(qkv, normed_.data(), nt, d);
       cpu::add_bias(q_.data(), floats_of(l.attn_q_bias), nt, d, pool_);
       cpu::add_bias(k_.data(), floats_of(l.attn_k_bias), nt, kv, pool_);
       cpu::add_bias(v_.data(), floats_of(l.attn_v_bias), nt, kv, pool_);
@@ -262,18 +267,15 @@ class CpuEngine final : public Engine {
         nt = keep;
       }
       cpu::attention(q, caches_[i], mixed_.data(), nt, at, attention_, pool_);
-      multiply({&output, 1}, mixed_.data(), nt, d, {gate_up, d});
+      multiply(l.attn_output, mixed_.data(), added_.data(), nt);
       cpu::add_residual(x, added_.data(), static_cast<long long>(nt) * d, pool_);
 
       // 2. Feed-forward: x += down . (silu(gate) * up), both of norm(x).
       cpu::rms_norm(x, floats_of(l.ffn_norm), normed_.data(), nt, d, hp.rms_epsilon, pool_);
-      multiply(gate_up, normed_.data(), nt, d, {{&down, 1}, ff});
+      const cpu::Product gate_up[] = {product(l.ffn_gate, gate_.data()), product(l.ffn_up, up_.data())};
+      multiply(gate_up, normed_.data(), nt, d);
       cpu::swiglu(gate_.data(), up_.data(), static_cast<long long>(nt) * ff, pool_);
-      const bool last = i + 1 == model_.layers.size();
-      const Qkv next = qkv(last ? l : model_.layers[i + 1]);
-      const cpu::Product head = product(model_.output, nullptr);
-      multiply({&down, 1}, gate_.data(), nt, ff,
-               last ? cpu::Upcoming{{&head, 1}, d} : cpu::Upcoming{next.at, d});
+      multiply(l.ffn_down, gate_.data(), added_.data(), nt);
       cpu::add_residual(x, added_.data(), static_cast<long long>(nt) * d, pool_);
     }
   }
@@ -285,7 +287,8 @@ class CpuEngine final : public Engine {
     for (int done = 0; done < rows; done += kMostLogitsRows) {
       const int now = std::min({kMostLogitsRows, options_.batch, rows - done});
       const float* x = x_.data() + static_cast<std::size_t>(r0 + done) * d;
-      cpu::rms_norm(x, floats_of(model_.output_norm), normed_.data(), now, hp.embedding_length, hp.rms_epsilon, pool_);
+      cpu::rms_norm(x, floats_of(model_.output_norm), normed_.data(), now, hp.embedding_length,
+                    hp.rms_epsilon, pool_);
       multiply(model_.output, normed_.data(),
                logits.data() + static_cast<std::size_t>(done) * static_cast<std::size_t>(hp.vocabulary), now);
     }

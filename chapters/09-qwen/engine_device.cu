@@ -229,6 +229,7 @@ class DeviceEngine final : public Engine {
       KV* keys = keys_.data() + cache_at;
       KV* values = values_.data() + cache_at;
 
+      // ANCHOR: layer
       // 1. Attention: x += output . attention(rope(q), rope(k), v), all of norm(x).
       require(
           launch_rms_norm(x_.data(), floats_of(l.attn_norm), normed_.data(), nt, d, hp.rms_epsilon, stream_));
@@ -252,6 +253,7 @@ class DeviceEngine final : public Engine {
       require(launch_swiglu(gate_.data(), up_.data(), std::int64_t{nt} * ff, stream_));
       multiply(l.ffn_down, gate_.data(), added_.data(), nt);
       require(launch_add_residual(x_.data(), added_.data(), std::int64_t{nt} * d, stream_));
+      // ANCHOR_END: layer
     }
   }
 

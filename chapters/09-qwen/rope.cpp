@@ -10,15 +10,16 @@
 namespace ladder::qwen {
 namespace {
 
-/// How the frequencies of YaRN are mixed (arXiv 2309.00071, section 3.2). Pairs that turn often within the original
-/// context keep their angle, pairs that turn less than once have it divided by the factor, and between the two limits
-/// the share is linear in the pair's number.
+/// How the frequencies of YaRN are mixed (arXiv 2309.00071, section 3.2). Pairs that turn often within the
+/// original context keep their angle, pairs that turn less than once have it divided by the factor, and
+/// between the two limits the share is linear in the pair's number.
 struct YarnRamp {
   double lowest, highest;  ///< numbers of the pairs that turn 32 times and once
 
   YarnRamp(const Yarn& yarn, int head_dim, double base) {
     const auto pair_that_turns = [&](double turns) {
-      return head_dim * std::log(yarn.original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
+      return head_dim * std::log(yarn.original_context / (turns * 2 * std::numbers::pi)) /
+             (2 * std::log(base));
     };
     lowest = std::max(0.0, std::floor(pair_that_turns(32)));
     highest = std::min(head_dim - 1.0, std::ceil(pair_that_turns(1)));

@@ -1,5 +1,5 @@
-// The CPU engine against a forward pass in float64 that shares no code with it, on tiny random models; and against itself:
-// a prompt in one piece and token by token, truncated and filled again.
+// The CPU engine against a forward pass in float64 that shares no code with it, on tiny random models; and
+// against itself: a prompt in one piece and token by token, truncated and filled again.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -37,8 +37,8 @@ struct Sizes {
   bool tied = false, yarn = false;
 };
 
-/// A random model in a file of its own. Weights are normal, as a trained model's are by size; `values` keeps what the file
-/// holds, dequantized, for the reference.
+/// A random model in a file of its own. Weights are normal, as a trained model's are by size; `values` keeps
+/// what the file holds, dequantized, for the reference.
 class TinyModel {
  public:
   TinyModel(WeightType type, const Sizes& sizes) : sizes_(sizes), type_(type) {
@@ -96,7 +96,9 @@ class TinyModel {
 
   [[nodiscard]] const Model& model() const { return *model_; }
   [[nodiscard]] const Sizes& sizes() const { return sizes_; }
-  [[nodiscard]] const std::vector<float>& operator[](const std::string& name) const { return values_.at(name); }
+  [[nodiscard]] const std::vector<float>& operator[](const std::string& name) const {
+    return values_.at(name);
+  }
 
  private:
   void matrix(const std::string& name, int id, int od, float deviation = 0) {
@@ -108,7 +110,8 @@ class TinyModel {
     quantize_row(type_, v.data(), bytes.data(), static_cast<std::int64_t>(v.size()));
     dequantize_row(type_, bytes.data(), v.data(), static_cast<std::int64_t>(v.size()));
     values_[name] = std::move(v);
-    writer_.add(name, type_, {id, od}, [bytes](std::span<std::byte> out) { std::ranges::copy(bytes, out.begin()); });
+    writer_.add(name, type_, {id, od},
+                [bytes](std::span<std::byte> out) { std::ranges::copy(bytes, out.begin()); });
   }
   void vector(const std::string& name, int n, float middle, float spread) {
     std::uniform_real_distribution<float> uniform(middle - spread, middle + spread);
@@ -129,16 +132,26 @@ class TinyModel {
   std::unique_ptr<Model> model_;
 };
 
-// The reference: one token after the other, everything in float64 but the rounding of an f16 cache ----------------------
+// The reference: one token after the other, everything in float64 but the rounding of an f16 cache
+// ----------------------
 
 using Row = std::vector<double>;
 
 /// What the reference does wrong on purpose, to see that the comparison notices.
-enum class Mistake { none, no_bias, late_position, interleaved_pairs, wrong_kv_head, no_epsilon_weight, no_yarn_magnitude };
+enum class Mistake {
+  none,
+  no_bias,
+  late_position,
+  interleaved_pairs,
+  wrong_kv_head,
+  no_epsilon_weight,
+  no_yarn_magnitude
+};
 
 class Reference {
  public:
-  Reference(const TinyModel& m, bool f16, Mistake mistake) : m_(m), s_(m.sizes()), f16_(f16), mistake_(mistake) {
+  Reference(const TinyModel& m, bool f16, Mistake mistake)
+      : m_(m), s_(m.sizes()), f16_(f16), mistake_(mistake) {
     keys_.resize(static_cast<std::size_t>(s_.layers));
     values_.resize(keys_.size());
   }
@@ -205,10 +218,11 @@ class Reference {
         double angle = position / std::pow(10000.0, 2.0 * static_cast<double>(i) / static_cast<double>(dim));
         double magnitude = 1;
         if (s_.yarn) {
-          // Pair number at which a full turn takes 24 / turns positions; between 32 turns and 1 the share of the
-          // original angle falls from 1 to 0.
+          // Pair number at which a full turn takes 24 / turns positions; between 32 turns and 1 the share of
+          // the original angle falls from 1 to 0.
           const auto pair = [&](double turns) {
-            return static_cast<double>(dim) * std::log(24 / (turns * 2 * std::numbers::pi)) / (2 * std::log(10000.0));
+            return static_cast<double>(dim) * std::log(24 / (turns * 2 * std::numbers::pi)) /
+                   (2 * std::log(10000.0));
           };
           const double low = std::max(std::floor(pair(32)), 0.0);
           const double high = std::min(std::ceil(pair(1)), static_cast<double>(dim) - 1);
@@ -233,12 +247,14 @@ class Reference {
     }
     return x;
   }
-  [[nodiscard]] Row attended(const Row& q, const std::vector<Row>& keys, const std::vector<Row>& values) const {
+  [[nodiscard]] Row attended(const Row& q, const std::vector<Row>& keys,
+                             const std::vector<Row>& values) const {
     const auto dim = static_cast<std::size_t>(s_.d / s_.heads);
     Row out(q.size());
     for (int head = 0; head < s_.heads; ++head) {
       const int group = s_.heads / s_.kv_heads;
-      const auto kv = static_cast<std::size_t>(mistake_ == Mistake::wrong_kv_head ? head % s_.kv_heads : head / group);
+      const auto kv =
+          static_cast<std::size_t>(mistake_ == Mistake::wrong_kv_head ? head % s_.kv_heads : head / group);
       const auto h = static_cast<std::size_t>(head);
       Row weight(keys.size());
       double most = -std::numeric_limits<double>::infinity(), total = 0;
@@ -264,8 +280,8 @@ class Reference {
 };
 
 std::vector<std::int32_t> text(int n, int vocabulary) {
-  std::vector<std::int32_t> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back((i * 29 + 7) % vocabulary);
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(n));
+  for (int i = 0; i < n; ++i) tokens[static_cast<std::size_t>(i)] = (i * 29 + 7) % vocabulary;
   return tokens;
 }
 
@@ -277,8 +293,8 @@ std::vector<float> evaluated(Engine& engine, std::span<const std::int32_t> token
 }
 
 /// Largest difference over the largest reference logit; infinite if a logit is not finite.
-double relative_error(const TinyModel& m, const std::vector<std::int32_t>& tokens, const std::vector<float>& logits,
-                      bool f16, Mistake mistake = Mistake::none) {
+double relative_error(const TinyModel& m, const std::vector<std::int32_t>& tokens,
+                      const std::vector<float>& logits, bool f16, Mistake mistake = Mistake::none) {
   Reference reference(m, f16, mistake);
   double error = 0, largest = 0;
   std::size_t at = 0;
@@ -304,10 +320,11 @@ EngineOptions options(bool exact, bool f16 = false, int threads = 2) {
   return o;
 }
 
-// Of the largest logit. Two layers of f32 roundings, each of some u = 6e-8 of its own size; where the reference rounds a key
-// or value to the other neighbour in f16, 2^-11 of that element.
+// Of the largest logit. Two layers of f32 roundings, each of some u = 6e-8 of its own size; where the
+// reference rounds a key or value to the other neighbour in f16, 2^-11 of that element.
 constexpr double kF32 = 5e-6, kF16 = 3e-4;
-// int8 activations: an element is off by up to 1/254 of its block's largest, at random. Seven roundings a layer.
+// int8 activations: an element is off by up to 1/254 of its block's largest, at random. Seven roundings a
+// layer.
 constexpr double kInt8 = 0.03;
 
 TEST_CASE("F32 weights: the logits of float64, and mistakes would show") {
@@ -322,8 +339,9 @@ TEST_CASE("F32 weights: the logits of float64, and mistakes would show") {
         const auto logits = evaluated(*engine, tokens, sizes.vocabulary);
         CHECK(relative_error(m, tokens, logits, f16) <= (f16 ? kF16 : kF32));
         if (f16 || exact) continue;
-        for (const Mistake mistake : {Mistake::no_bias, Mistake::late_position, Mistake::interleaved_pairs,
-                                      Mistake::wrong_kv_head, Mistake::no_epsilon_weight, Mistake::no_yarn_magnitude}) {
+        for (const Mistake mistake :
+             {Mistake::no_bias, Mistake::late_position, Mistake::interleaved_pairs, Mistake::wrong_kv_head,
+              Mistake::no_epsilon_weight, Mistake::no_yarn_magnitude}) {
           if (mistake == Mistake::no_yarn_magnitude && !yarn) continue;
           CAPTURE(static_cast<int>(mistake));
           CHECK(relative_error(m, tokens, logits, f16, mistake) > 10 * kF32);
@@ -345,7 +363,8 @@ TEST_CASE("every weight type: exact against float64, int8 near it; any instructi
     for (const auto isa : cpu::supported_isas()) {
       CAPTURE(cpu::name(isa));
       cpu::force_isa(isa);
-      const auto exact = make_cpu_engine(m.model(), options(true)), int8 = make_cpu_engine(m.model(), options(false));
+      const auto exact = make_cpu_engine(m.model(), options(true)),
+                 int8 = make_cpu_engine(m.model(), options(false));
       CHECK(relative_error(m, tokens, evaluated(*exact, tokens, sizes.vocabulary), false) <= kF32);
       CHECK(relative_error(m, tokens, evaluated(*int8, tokens, sizes.vocabulary), false) <= kInt8);
       cpu::force_isa(std::nullopt);
@@ -404,7 +423,8 @@ TEST_CASE("truncate: another continuation, then the old one again") {
   engine->truncate(5);
   const auto again = evaluated(*engine, std::span(tokens).subspan(5), sizes.vocabulary);
   CHECK(same_bits(again, std::span(whole).subspan(5 * static_cast<std::size_t>(sizes.vocabulary))));
-  CHECK_FALSE(same_bits(std::span(changed).first(again.size() / 15), std::span(again).first(again.size() / 15)));
+  CHECK_FALSE(
+      same_bits(std::span(changed).first(again.size() / 15), std::span(again).first(again.size() / 15)));
   CHECK_THROWS_AS(engine->truncate(21), std::invalid_argument);
   CHECK_THROWS_AS(engine->truncate(-1), std::invalid_argument);
   CHECK(engine->position() == 20);
@@ -429,7 +449,8 @@ TEST_CASE("a full context and wrong arguments change nothing") {
   CHECK_THROWS_AS(engine->evaluate(low, {}), std::invalid_argument);
   CHECK_THROWS_AS(engine->evaluate({}, {}), std::invalid_argument);
   CHECK_THROWS_AS(engine->evaluate(std::span(tokens).first(1), two), std::invalid_argument);
-  CHECK_THROWS_AS(engine->evaluate(std::span(tokens).first(1), std::span(two).first(v - 1)), std::invalid_argument);
+  CHECK_THROWS_AS(engine->evaluate(std::span(tokens).first(1), std::span(two).first(v - 1)),
+                  std::invalid_argument);
   CHECK(engine->position() == 8);
   engine->evaluate(std::span(tokens).last(2), logits);  // exactly full
   const auto fresh = make_cpu_engine(m.model(), o);
@@ -484,9 +505,10 @@ TEST_CASE("rotations: the unit circle, and known numbers of YaRN") {
   }
   rope_row(hp, 3, c, s);
   CHECK(static_cast<double>(c[0]) == doctest::Approx(std::cos(3.0)).epsilon(1e-7));
-  CHECK(static_cast<double>(s[63]) == doctest::Approx(std::sin(3 * std::pow(1e6, -126.0 / 128))).epsilon(1e-7));
-  // Qwen2.5's YaRN: factor 4 over 32,768. dim(32) = 23.6 and dim(1) = 39.7: pairs up to 23 keep their angle, from 40 on
-  // it is a quarter.
+  CHECK(static_cast<double>(s[63]) ==
+        doctest::Approx(std::sin(3 * std::pow(1e6, -126.0 / 128))).epsilon(1e-7));
+  // Qwen2.5's YaRN: factor 4 over 32,768. dim(32) = 23.6 and dim(1) = 39.7: pairs up to 23 keep their angle,
+  // from 40 on it is a quarter.
   hp.yarn = Yarn{4, 32768};
   const double magnitude = 1 + 0.1 * std::log(4.0);
   rope_row(hp, 1000, c, s);

@@ -22,7 +22,8 @@ Features detect() {
   // The compiler's run-time query also asks XGETBV whether the operating system saves the wide registers.
   found.avx2 = __builtin_cpu_supports("avx2") != 0;
   found.fma = __builtin_cpu_supports("fma") != 0;
-  unsigned a = 0, b = 0, c = 0, d = 0;  // not every compiler's query knows F16C; it needs AVX's registers only
+  unsigned a = 0, b = 0, c = 0,
+           d = 0;  // not every compiler's query knows F16C; it needs AVX's registers only
   found.f16c = found.avx2 && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   found.avx512f = __builtin_cpu_supports("avx512f") != 0;
   found.avx512bw = __builtin_cpu_supports("avx512bw") != 0;

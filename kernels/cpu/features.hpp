@@ -25,7 +25,7 @@ struct Features {
 /// The features of the CPU this process runs on; also false for what the operating system does not save.
 [[nodiscard]] const Features& features();
 
-/// One line, such as "avx2 fma avx512f avx512bw avx512vl avx512vnni; twins use avx512".
+/// One line, such as "avx2 fma f16c avx512f avx512bw avx512vl avx512vnni; twins use avx512".
 [[nodiscard]] std::string features_summary();
 
 /// "portable", "neon", "avx2" or "avx512".

@@ -1,5 +1,5 @@
-// The rule by which 32 neighbouring activations become int8: one rule for all instruction sets, so that they get the same
-// codes.
+// The rule by which 32 neighbouring activations become int8: one rule for all instruction sets, so that they
+// get the same codes.
 #pragma once
 
 #include <bit>
@@ -8,7 +8,8 @@
 
 namespace ladder::cpu {
 
-/// x is nearest to scale * code, and code = round(x * inverse), halves to even. inverse is 0 where all codes are 0.
+/// x is nearest to scale * code, and code = round(x * inverse), halves to even. inverse is 0 where all codes
+/// are 0.
 struct ActScale {
   float scale, inverse;
 };

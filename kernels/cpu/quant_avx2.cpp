@@ -28,12 +28,13 @@ LADDER_TARGET_INLINE __m256 add_int8(const DecodedGroup& w, const std::int8_t* m
     const __m256 scales = _mm256_mul_ps(_mm256_load_ps(w.scales + 8 * half), x_scales);  // of 8 runs
     for (int b = 0; b < 4; ++b) {
       const int at = 128 * half + 32 * b;
-      // |w| * (x with w's sign): products of an unsigned and a signed byte. Pairs add up to at most 2 * 128 * 127,
-      // which 16 bits hold, because no activation code is -128.
+      // |w| * (x with w's sign): products of an unsigned and a signed byte. Pairs add up to at most 2 * 128 *
+      // 127, which 16 bits hold, because no activation code is -128.
       const __m256i signed_x = _mm256_sign_epi8(load32(x.codes + at), load32(w.codes + at));
       const __m256i pairs = _mm256_maddubs_epi16(load32(magnitudes + at), signed_x);
       const __m256 dots = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));  // four lanes a run
-      const __m256i runs = _mm256_setr_epi32(2 * b, 2 * b, 2 * b, 2 * b, 2 * b + 1, 2 * b + 1, 2 * b + 1, 2 * b + 1);
+      const __m256i runs =
+          _mm256_setr_epi32(2 * b, 2 * b, 2 * b, 2 * b, 2 * b + 1, 2 * b + 1, 2 * b + 1, 2 * b + 1);
       sum = _mm256_fmadd_ps(dots, _mm256_permutevar8x32_ps(scales, runs), sum);
     }
     if constexpr (kHasOffset<Block>) {
@@ -74,7 +75,8 @@ LADDER_TARGET void multiply_int8(const QuantTile& tile) {
   DecodedGroup w;
   alignas(32) std::int8_t magnitudes[kGroupElems];
   for (long long row = 0; row < tile.rows; ++row) {
-    const auto* blocks = reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+    const auto* blocks =
+        reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
     __m256 sums[kMaxQuantTokens];
     for (int t = 0; t < tile.tokens; ++t) sums[t] = _mm256_setzero_ps();
     for (long long g = 0; g < groups; ++g) {
@@ -94,7 +96,8 @@ LADDER_TARGET void multiply_f32(const QuantTile& tile) {
   const long long groups = (tile.id + kGroupElems - 1) / kGroupElems;
   DecodedGroup w;
   for (long long row = 0; row < tile.rows; ++row) {
-    const auto* blocks = reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+    const auto* blocks =
+        reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
     __m256 sums[kMaxQuantTokens][2];
     for (int t = 0; t < tile.tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
     for (long long g = 0; g < groups; ++g) {
@@ -110,7 +113,8 @@ LADDER_TARGET void multiply_f32(const QuantTile& tile) {
   }
 }
 
-// Types without blocks ----------------------------------------------------------------------------------------
+// Types without blocks
+// ----------------------------------------------------------------------------------------
 
 LADDER_TARGET_INLINE __m256 eight(const BlockF32* w) { return _mm256_loadu_ps(&w->value); }
 LADDER_TARGET_INLINE __m256 eight(const BlockF16* w) {
@@ -125,7 +129,8 @@ template <class Element>
 LADDER_TARGET void multiply_floats(const QuantTile& tile) {
   const long long whole = tile.id / 16 * 16;
   for (long long row = 0; row < tile.rows; ++row) {
-    const auto* w = reinterpret_cast<const Element*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+    const auto* w =
+        reinterpret_cast<const Element*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
     __m256 sums[kMaxQuantTokens][2];
     for (int t = 0; t < tile.tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
     for (long long k = 0; k < whole; k += 16) {
@@ -153,7 +158,8 @@ LADDER_TARGET void multiply_floats(const QuantTile& tile) {
   }
 }
 
-// Activations -------------------------------------------------------------------------------------------------
+// Activations
+// -------------------------------------------------------------------------------------------------
 
 LADDER_TARGET void quantize(const float* acts, int count, ActGroup& group) {
   group = {};
@@ -161,7 +167,8 @@ LADDER_TARGET void quantize(const float* acts, int count, ActGroup& group) {
   for (int block = 0; 32 * block < count; ++block) {
     const float* x = acts + 32 * block;
     __m256i largest = _mm256_setzero_si256();
-    for (int i = 0; i < 32; i += 8) {  // the order of magnitudes is that of their bits; infinities and NaNs come last
+    for (int i = 0; i < 32;
+         i += 8) {  // the order of magnitudes is that of their bits; infinities and NaNs come last
       largest = _mm256_max_epu32(largest, _mm256_and_si256(load32(x + i), magnitude));
     }
     alignas(32) std::uint32_t lanes[8];
@@ -172,7 +179,8 @@ LADDER_TARGET void quantize(const float* acts, int count, ActGroup& group) {
     const __m256 inverse = _mm256_set1_ps(scale.inverse);
     for (int i = 0; i < 32; i += 8) {
       alignas(32) std::int32_t codes[8];
-      const __m256i rounded = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse));  // halves to even
+      const __m256i rounded =
+          _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse));  // halves to even
       _mm256_store_si256(reinterpret_cast<__m256i*>(codes), rounded);
       for (int j = 0; j < 8; ++j) {
         group.codes[32 * block + i + j] = static_cast<std::int8_t>(codes[j]);
@@ -182,14 +190,26 @@ LADDER_TARGET void quantize(const float* acts, int count, ActGroup& group) {
   }
 }
 
-constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr, nullptr, nullptr, multiply_int8<BlockQ4_0>, multiply_int8<BlockQ4_1>, multiply_int8<BlockQ5_0>,
-             multiply_int8<BlockQ5_1>, multiply_int8<BlockQ8_0>, multiply_int8<BlockQ2_K>, multiply_int8<BlockQ3_K>,
-             multiply_int8<BlockQ4_K>, multiply_int8<BlockQ5_K>, multiply_int8<BlockQ6_K>,
-             multiply_int8<BlockIQ4_NL>, multiply_int8<BlockIQ4_XS>};
-constexpr QuantKernel kF32[kWeightTypes.size()] = {multiply_floats<BlockF32>, multiply_floats<BlockF16>, multiply_floats<BlockBF16>, multiply_f32<BlockQ4_0>,
-            multiply_f32<BlockQ4_1>, multiply_f32<BlockQ5_0>, multiply_f32<BlockQ5_1>, multiply_f32<BlockQ8_0>,
-            multiply_f32<BlockQ2_K>, multiply_f32<BlockQ3_K>, multiply_f32<BlockQ4_K>, multiply_f32<BlockQ5_K>,
-            multiply_f32<BlockQ6_K>, multiply_f32<BlockIQ4_NL>, multiply_f32<BlockIQ4_XS>};
+constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
+                                                    nullptr,
+                                                    nullptr,
+                                                    multiply_int8<BlockQ4_0>,
+                                                    multiply_int8<BlockQ4_1>,
+                                                    multiply_int8<BlockQ5_0>,
+                                                    multiply_int8<BlockQ5_1>,
+                                                    multiply_int8<BlockQ8_0>,
+                                                    multiply_int8<BlockQ2_K>,
+                                                    multiply_int8<BlockQ3_K>,
+                                                    multiply_int8<BlockQ4_K>,
+                                                    multiply_int8<BlockQ5_K>,
+                                                    multiply_int8<BlockQ6_K>,
+                                                    multiply_int8<BlockIQ4_NL>,
+                                                    multiply_int8<BlockIQ4_XS>};
+constexpr QuantKernel kF32[kWeightTypes.size()] = {
+    multiply_floats<BlockF32>, multiply_floats<BlockF16>, multiply_floats<BlockBF16>, multiply_f32<BlockQ4_0>,
+    multiply_f32<BlockQ4_1>,   multiply_f32<BlockQ5_0>,   multiply_f32<BlockQ5_1>,    multiply_f32<BlockQ8_0>,
+    multiply_f32<BlockQ2_K>,   multiply_f32<BlockQ3_K>,   multiply_f32<BlockQ4_K>,    multiply_f32<BlockQ5_K>,
+    multiply_f32<BlockQ6_K>,   multiply_f32<BlockIQ4_NL>, multiply_f32<BlockIQ4_XS>};
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 // Groups of weights to signed codes in the order of the row, and to scales: for the x86 tiles that are not
-// quant_int8_avx512.hpp's. The file that includes this one defines LADDER_TARGET, the target attribute of every function:
-// AVX2, FMA and F16C at least.
+// quant_int8_avx512.hpp's. The file that includes this one defines LADDER_TARGET, the target attribute of
+// every function: AVX2, FMA and F16C at least.
 #include <immintrin.h>
 
 #include <cstring>
@@ -28,7 +28,9 @@ struct DecodedGroup {
 template <class Block>
 inline constexpr bool kHasOffset = std::is_same_v<decltype(run_scale(std::declval<Block>(), 0)), ScaleOffset>;
 
-LADDER_TARGET_INLINE __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+LADDER_TARGET_INLINE __m256i load32(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
 LADDER_TARGET_INLINE void store32(std::int8_t* p, __m256i v) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(p), v);
 }

@@ -21,7 +21,8 @@ LADDER_TARGET_INLINE float sum_of_lanes(__m512 v) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-// Two chains of sums for each row and token, even and odd runs, so that one multiply-add need not wait for the last.
+// Two chains of sums for each row and token, even and odd runs, so that one multiply-add need not wait for
+// the last.
 template <int Rows, int Tokens>
 LADDER_TARGET_INLINE void clear(__m512 sums[Rows][Tokens][2]) {
 #pragma GCC unroll 4
@@ -42,7 +43,8 @@ LADDER_TARGET_INLINE void store(const QuantTile& tile, long long row, long long 
   }
 }
 
-// Quantized types -----------------------------------------------------------------------------------------------
+// Quantized types
+// -----------------------------------------------------------------------------------------------
 
 template <class Block, int Tokens>
 LADDER_TARGET void multiply_rows(const QuantTile& tile, long long token) {
@@ -51,7 +53,8 @@ LADDER_TARGET void multiply_rows(const QuantTile& tile, long long token) {
   const float* x = tile.floats + token * tile.id;  // [Tokens][id]
   DecodedGroup w;
   for (long long row = 0; row < tile.rows; ++row) {
-    const auto* blocks = reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+    const auto* blocks =
+        reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
     __m512 sums[1][Tokens][2];
     clear<1, Tokens>(sums);
     for (long long g = 0; g < groups; ++g) {
@@ -87,7 +90,8 @@ LADDER_TARGET void multiply(const QuantTile& tile) {
 // How far ahead of its row a tile of one token prefetches weights, in bytes: as in quant_int8_avx512.hpp.
 constexpr int kAhead = 8192;
 
-// Types without blocks --------------------------------------------------------------------------------------------
+// Types without blocks
+// --------------------------------------------------------------------------------------------
 
 /// 16 elements, of which the first count(present) are there.
 LADDER_TARGET_INLINE __m512 sixteen(const BlockF32* w, __mmask16 present) {
@@ -97,12 +101,13 @@ LADDER_TARGET_INLINE __m512 sixteen(const BlockF16* w, __mmask16 present) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, w));
 }
 LADDER_TARGET_INLINE __m512 sixteen(const BlockBF16* w, __mmask16 present) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, w)), 16));
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, w)), 16));
 }
 
 template <class Element, int Rows, int Tokens>
-LADDER_TARGET_INLINE void add_sixteen(const QuantTile& tile, const Element* w, const float* x, __mmask16 present,
-                                      int chain, __m512 sums[Rows][Tokens][2]) {
+LADDER_TARGET_INLINE void add_sixteen(const QuantTile& tile, const Element* w, const float* x,
+                                      __mmask16 present, int chain, __m512 sums[Rows][Tokens][2]) {
   __m512 acts[Tokens];
 #pragma GCC unroll 4
   for (int t = 0; t < Tokens; ++t) acts[t] = _mm512_maskz_loadu_ps(present, x + t * tile.id);
@@ -117,7 +122,8 @@ LADDER_TARGET_INLINE void add_sixteen(const QuantTile& tile, const Element* w, c
 template <class Element, int Rows, int Tokens>
 LADDER_TARGET void multiply_float_tile(const QuantTile& tile, long long row, long long token) {
   constexpr __mmask16 kAll = 0xffff;
-  const auto* w = reinterpret_cast<const Element*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+  const auto* w =
+      reinterpret_cast<const Element*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
   const float* x = tile.floats + token * tile.id;
   const char* ahead = reinterpret_cast<const char*>(w) + tile.row_bytes + kAhead;
   __m512 sums[Rows][Tokens][2];
@@ -125,7 +131,8 @@ LADDER_TARGET void multiply_float_tile(const QuantTile& tile, long long row, lon
   long long k = 0;
   for (; k + 32 <= tile.id; k += 32) {
     if (Rows == 1 && Tokens == 1) {
-      for (std::size_t line = 0; line < 32 * sizeof(Element); line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
+      for (std::size_t line = 0; line < 32 * sizeof(Element); line += 64)
+        _mm_prefetch(ahead + line, _MM_HINT_T0);
       ahead += 32 * sizeof(Element);
     }
     add_sixteen<Element, Rows, Tokens>(tile, w + k, x + k, kAll, 0, sums);
@@ -161,10 +168,9 @@ LADDER_TARGET void multiply_floats(const QuantTile& tile) {
 }  // namespace
 
 const QuantKernel kQuantF32Avx512[kWeightTypes.size()] = {
-    multiply_floats<BlockF32>, multiply_floats<BlockF16>, multiply_floats<BlockBF16>,
-    multiply<BlockQ4_0>,       multiply<BlockQ4_1>,       multiply<BlockQ5_0>,
-    multiply<BlockQ5_1>,       multiply<BlockQ8_0>,       multiply<BlockQ2_K>,
-    multiply<BlockQ3_K>,       multiply<BlockQ4_K>,       multiply<BlockQ5_K>,
+    multiply_floats<BlockF32>, multiply_floats<BlockF16>, multiply_floats<BlockBF16>, multiply<BlockQ4_0>,
+    multiply<BlockQ4_1>,       multiply<BlockQ5_0>,       multiply<BlockQ5_1>,        multiply<BlockQ8_0>,
+    multiply<BlockQ2_K>,       multiply<BlockQ3_K>,       multiply<BlockQ4_K>,        multiply<BlockQ5_K>,
     multiply<BlockQ6_K>,       multiply<BlockIQ4_NL>,     multiply<BlockIQ4_XS>};
 
 }  // namespace ladder::cpu

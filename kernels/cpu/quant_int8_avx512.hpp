@@ -3,12 +3,12 @@
 //   LADDER_AVX512      the target attribute of every function
 //   LADDER_HAVE_VNNI   1 where vpdpbusd may be used, else 0
 //
-// Lanes. A 512-bit vector of codes has 16 lanes of 4 codes. All codes of a lane belong to one run, four vectors
-// together hold a group, and vector j holds codes 4j..4j+3 of each run:
+// Lanes. A 512-bit vector of codes has 16 lanes of 4 codes. All codes of a lane belong to one run, four
+// vectors together hold a group, and vector j holds codes 4j..4j+3 of each run:
 //   vector j, lane 4i + k = codes 4j..4j+3 of run 4k + i        i, k, j = 0..3
-// So four multiply-and-add instructions leave one int32 a run, and one vector of scales turns them into f32. The order
-// of the runs is the one that a transpose of four vectors of bytes as they lie in memory gives: 128-bit lane i of
-// vector k is run 4k + i, which becomes lane k of 128-bit lane i.
+// So four multiply-and-add instructions leave one int32 a run, and one vector of scales turns them into f32.
+// The order of the runs is the one that a transpose of four vectors of bytes as they lie in memory gives:
+// 128-bit lane i of vector k is run 4k + i, which becomes lane k of 128-bit lane i.
 #include <immintrin.h>
 
 #include <array>
@@ -52,7 +52,8 @@ constexpr Dwords by_lane(F&& value) {
   for (int lane = 0; lane < 16; ++lane) d.at[lane] = static_cast<std::uint32_t>(value(lane));
   return d;
 }
-/// Shuffles, inside each 128-bit lane, byte `of(lane)` to the lowest byte of a lane; the other bytes become zero.
+/// Shuffles, inside each 128-bit lane, byte `of(lane)` to the lowest byte of a lane; the other bytes become
+/// zero.
 template <class F>
 constexpr Bytes byte_to_lane(F&& of) {
   Bytes b{};
@@ -60,8 +61,8 @@ constexpr Bytes byte_to_lane(F&& of) {
   return b;
 }
 
-/// Word `word(lane, half)` of a group as seen through two vectors of 32 words, loaded at byte offsets low and high. No
-/// constant expression, and so an error of the compiler, for a word that is in neither.
+/// Word `word(lane, half)` of a group as seen through two vectors of 32 words, loaded at byte offsets low and
+/// high. No constant expression, and so an error of the compiler, for a word that is in neither.
 template <class F>
 constexpr Words words_through(int low, int high, F&& word) {
   Words w{};
@@ -96,7 +97,8 @@ struct Source {
   LADDER_INLINE __m512i load(int offset) const {
     if constexpr (Whole) {
       __m512i v = _mm512_loadu_si512(p + offset);
-      asm("" : "+v"(v));  // stays in a register: GCC would load it again for each use, across two cache lines each time
+      // Stays in a register: GCC would load it again for each use, across two cache lines each time.
+      asm("" : "+v"(v));
       return v;
     } else {
       const int words = (bytes - offset) / 2;
@@ -155,7 +157,8 @@ struct Weights {
 /// What a lane of nibbles is shifted by, when run 4k + i is in the high nibbles of its bytes for odd i.
 constexpr Dwords kNibbleOfOddRuns = by_lane([](int lane) { return 4 * (run_of_lane(lane) % 2); });
 
-/// Four code vectors out of the 128 nibble bytes of eight 32-element blocks. @param c block b's bytes are 16b..16b+15
+/// Four code vectors out of the 128 nibble bytes of eight 32-element blocks. @param c block b's bytes are
+/// 16b..16b+15
 LADDER_INLINE void nibbles_of_blocks(const __m512i c[2], __m512i w[4]) {
   static constexpr auto kDword = [](int j) {
     return by_lane([j](int lane) { return 4 * block_of_lane(lane) + j; });
@@ -168,66 +171,54 @@ LADDER_INLINE void nibbles_of_blocks(const __m512i c[2], __m512i w[4]) {
   }
 }
 
-/// The 16-byte code fields at byte `Field` of four 32-element blocks of `Bytes` bytes, from block First on.
-template <int BlockBytes, int Field, int First, bool Whole>
-LADDER_INLINE __m512i fields(const Source<Whole>& s) {
-  static constexpr int kLow = First * BlockBytes + Field, kHigh = (First + 4) * BlockBytes - 64;
-  static constexpr Words kPick = words_through(kLow, kHigh, [](int lane, int half) {
-    return ((First + lane / 4) * BlockBytes + Field) / 2 + 2 * (lane % 4) + half;
-  });
-  return _mm512_permutex2var_epi16(s.load(kLow), vector(kPick), s.load(kHigh));
-}
-
-/// Words First..First+Count-1 of each of eight blocks in one vector. Blocks 2n and 2n+1 are in sight of a vector loaded
-/// 2n blocks less 2n words from the start; the four are laid over each other, and each pair has places of its own.
-template <int BlockBytes, int First, int Count>
-struct Overlay {
-  static constexpr int kStride = BlockBytes / 2;  // words
-  static constexpr int kStep = 2 * BlockBytes - 4;
-  static constexpr int place(int block, int word) { return block % 2 * kStride + First + word + block / 2 * 2; }
-  static constexpr __mmask32 mask(int pair) {
-    __mmask32 m = 0;
-    for (int i = 0; i < Count; ++i) m |= 1U << place(2 * pair, i) | 1U << place(2 * pair + 1, i);
-    return m;
-  }
-  static_assert(Count <= 2 && place(6, Count - 1) < place(1, 0) && place(7, Count - 1) < 32);
+/// Eight blocks of 20 to 24 bytes: two vectors see all of four.
+template <int BlockBytes>
+struct Blocks {
+  static constexpr int kSecond = 4 * BlockBytes - 64;  // where the second vector of four blocks begins
+  __m512i low[2], high[2];                             // blocks 0..3, blocks 4..7
 
   template <bool Whole>
-  static LADDER_INLINE __m512i load(const Source<Whole>& s) {
-    __m512i all = s.load(0);
-    all = s.load(all, mask(1), kStep);
-    all = s.load(all, mask(2), 2 * kStep);
-    return s.load(all, mask(3), 3 * kStep);
+  LADDER_INLINE explicit Blocks(const Source<Whole>& s)
+      : low{s.load(0), s.load(4 * BlockBytes)}, high{s.load(kSecond), s.load(4 * BlockBytes + kSecond)} {}
+
+  /// The 16-byte field at byte Field of blocks 4n..4n+3, one after the other.
+  template <int Field>
+  LADDER_INLINE __m512i fields(int n) const {
+    static constexpr Words kPick = words_through(0, kSecond, [](int lane, int half) {
+      return (lane / 4 * BlockBytes + Field) / 2 + 2 * (lane % 4) + half;
+    });
+    return _mm512_permutex2var_epi16(low[n], vector(kPick), high[n]);
   }
+  /// The f16 at byte Field of each block, by lane.
+  template <int Field>
+  LADDER_INLINE __m512 halves() const {
+    static constexpr Words kPick = halves_through(
+        0, kSecond, [](int lane) { return (block_of_lane(lane) % 4 * BlockBytes + Field) / 2; });
+    const __m512i first = _mm512_permutex2var_epi16(low[0], vector(kPick), high[0]);
+    const __m512i last = _mm512_permutex2var_epi16(low[1], vector(kPick), high[1]);
+    return halves_to_float(_mm512_mask_blend_epi16(kLastBlocks, first, last));
+  }
+  /// The fifth bits of each lane's run in its low word, of 32 bits at byte Field of each block.
+  template <int Field>
+  LADDER_INLINE __m512i fifth_bits() const {
+    static constexpr Words kPick = words_through(0, kSecond, [](int lane, int) {
+      return (block_of_lane(lane) % 4 * BlockBytes + Field) / 2 + run_of_lane(lane) % 2;
+    });
+    const __m512i first = _mm512_permutex2var_epi16(low[0], vector(kPick), high[0]);
+    const __m512i last = _mm512_permutex2var_epi16(low[1], vector(kPick), high[1]);
+    return _mm512_mask_blend_epi32(kLastBlocks, first, last);
+  }
+
+ private:
+  static constexpr __mmask16 last_blocks() {
+    unsigned mask = 0;
+    for (int lane = 0; lane < 16; ++lane) mask |= static_cast<unsigned>(block_of_lane(lane) / 4) << lane;
+    return static_cast<__mmask16>(mask);
+  }
+  static constexpr __mmask16 kLastBlocks = last_blocks();  // lanes of blocks 4..7
 };
 
-/// f16 at byte Field of each block, by lane.
-template <int BlockBytes, int Field, bool Whole>
-LADDER_INLINE __m512 halves(const Source<Whole>& s) {
-  constexpr int kStride = BlockBytes / 2, kWord = Field / 2;
-  if constexpr (3 * kStride + kWord < 32) {  // four blocks are in sight of one vector
-    static constexpr int kHigh = 4 * BlockBytes;
-    static constexpr Words kPick =
-        halves_through(0, kHigh, [](int lane) { return block_of_lane(lane) * kStride + kWord; });
-    return halves_to_float(_mm512_permutex2var_epi16(s.load(0), vector(kPick), s.load(kHigh)));
-  } else {
-    using Scales = Overlay<BlockBytes, kWord, 1>;
-    static constexpr Words kPick =
-        halves_through(0, 64, [](int lane) { return Scales::place(block_of_lane(lane), 0); });
-    return halves_to_float(_mm512_permutexvar_epi16(vector(kPick), Scales::load(s)));
-  }
-}
-
-/// The 16 fifth bits of each lane's run in the lane's low word, of blocks with 32 of them at byte Field.
-template <int BlockBytes, int Field, bool Whole>
-LADDER_INLINE __m512i fifth_bits(const Source<Whole>& s) {
-  using Bits = Overlay<BlockBytes, Field / 2, 2>;
-  static constexpr Words kPick = words_through(
-      0, 64, [](int lane, int) { return Bits::place(block_of_lane(lane), run_of_lane(lane) % 2); });
-  return _mm512_permutexvar_epi16(vector(kPick), Bits::load(s));
-}
-
-/// Adds `bit` to the codes 4j..4j+3 of each lane whose bit is set. @param high one bit a code: the lowest 16 bits of a
+/// Adds 16 to the codes whose bit is set. @param high one bit a code: the lowest 16 bits of a
 /// lane are codes 0..15
 LADDER_INLINE void add_fifth_bits(__m512i high, __m512i w[4]) {
   static constexpr auto kByte = [](int half) {
@@ -236,7 +227,8 @@ LADDER_INLINE void add_fifth_bits(__m512i high, __m512i w[4]) {
     return b;
   };
   static constexpr Bytes kLow = kByte(0), kHigh = kByte(1);
-  const __m512i first = _mm512_shuffle_epi8(high, vector(kLow)), last = _mm512_shuffle_epi8(high, vector(kHigh));
+  const __m512i first = _mm512_shuffle_epi8(high, vector(kLow)),
+                last = _mm512_shuffle_epi8(high, vector(kHigh));
   const __m512i even = dwords(0x08040201), odd = dwords(0x80402010), sixteen = bytes(16);
   w[0] = _mm512_mask_add_epi8(w[0], _mm512_test_epi8_mask(first, even), w[0], sixteen);
   w[1] = _mm512_mask_add_epi8(w[1], _mm512_test_epi8_mask(first, odd), w[1], sixteen);
@@ -245,7 +237,8 @@ LADDER_INLINE void add_fifth_bits(__m512i high, __m512i w[4]) {
 }
 
 template <class Block>
-struct Format;  // kShift: log2 of the zero point, or -1 for none; kOffset: whether there are offsets; decode()
+struct
+    Format;  // kShift: log2 of the zero point, or -1 for none; kOffset: whether there are offsets; decode()
 
 template <>
 struct Format<BlockQ4_0> {
@@ -255,7 +248,8 @@ struct Format<BlockQ4_0> {
   static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
     // The dwords j of all eight blocks are in sight of two vectors, for j = 0, 1 and for j = 2, 3.
     static constexpr auto kDword = [](int low, int j) {
-      return words_through(low, low + 72, [j](int lane, int half) { return 9 * block_of_lane(lane) + 1 + 2 * j + half; });
+      return words_through(low, low + 72,
+                           [j](int lane, int half) { return 9 * block_of_lane(lane) + 1 + 2 * j + half; });
     };
     static constexpr Words kPick[4] = {kDword(0, 0), kDword(0, 1), kDword(8, 2), kDword(8, 3)};
     static constexpr Words kScale = halves_through(0, 72, [](int lane) { return 9 * block_of_lane(lane); });
@@ -276,10 +270,11 @@ struct Format<BlockQ4_1> {
   static constexpr bool kOffset = true;
   template <bool Whole>
   static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
-    const __m512i c[2] = {fields<20, 4, 0>(s), fields<20, 4, 4>(s)};
+    const Blocks<20> blocks(s);
+    const __m512i c[2] = {blocks.fields<4>(0), blocks.fields<4>(1)};
     nibbles_of_blocks(c, out.codes);
-    out.scale = halves<20, 0>(s);
-    out.offset = halves<20, 2>(s);
+    out.scale = blocks.halves<0>();
+    out.offset = blocks.halves<2>();
   }
 };
 
@@ -289,10 +284,11 @@ struct Format<BlockQ5_0> {
   static constexpr bool kOffset = false;
   template <bool Whole>
   static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
-    const __m512i c[2] = {fields<22, 6, 0>(s), fields<22, 6, 4>(s)};
+    const Blocks<22> blocks(s);
+    const __m512i c[2] = {blocks.fields<6>(0), blocks.fields<6>(1)};
     nibbles_of_blocks(c, out.codes);
-    add_fifth_bits(fifth_bits<22, 2>(s), out.codes);
-    out.scale = halves<22, 0>(s);
+    add_fifth_bits(blocks.fifth_bits<2>(), out.codes);
+    out.scale = blocks.halves<0>();
   }
 };
 
@@ -302,13 +298,28 @@ struct Format<BlockQ5_1> {
   static constexpr bool kOffset = true;
   template <bool Whole>
   static LADDER_INLINE void decode(const Source<Whole>& s, Weights& out) {
-    const __m512i c[2] = {fields<24, 8, 0>(s), fields<24, 8, 4>(s)};
+    const Blocks<24> blocks(s);
+    const __m512i c[2] = {blocks.fields<8>(0), blocks.fields<8>(1)};
     nibbles_of_blocks(c, out.codes);
-    add_fifth_bits(fifth_bits<24, 4>(s), out.codes);
-    out.scale = halves<24, 0>(s);
-    out.offset = halves<24, 2>(s);
+    add_fifth_bits(blocks.fifth_bits<4>(), out.codes);
+    out.scale = blocks.halves<0>();
+    out.offset = blocks.halves<2>();
   }
 };
+
+/// The scales of eight Q8_0 blocks, by lane. Those of blocks 2n and 2n + 1 are words 0 and 17 of the vector
+/// at 64n bytes plus 2n words; the four vectors are laid over each other, and each scale gets a word of its
+/// own: 17 * (block % 2) + 2n.
+template <bool Whole>
+LADDER_INLINE __m512 scales_of_q8_0(const Source<Whole>& s) {
+  static constexpr Words kPick = halves_through(
+      0, 64, [](int lane) { return 17 * (block_of_lane(lane) % 2) + block_of_lane(lane) / 2 * 2; });
+  __m512i all = s.load(0);
+  all = s.load(all, 1U << 2 | 1U << 19, 64);
+  all = s.load(all, 1U << 4 | 1U << 21, 128);
+  all = s.load(all, 1U << 6 | 1U << 23, 192);
+  return halves_to_float(_mm512_permutexvar_epi16(vector(kPick), all));
+}
 
 template <>
 struct Format<BlockQ8_0> {
@@ -330,7 +341,7 @@ struct Format<BlockQ8_0> {
       v[k] = _mm512_xor_si512(v[k], top);
     }
     transpose(v, out.codes);
-    out.scale = halves<34, 0>(s);
+    out.scale = scales_of_q8_0(s);
   }
 };
 
@@ -370,16 +381,16 @@ struct Format<BlockIQ4_XS> {
     std::memcpy(&low, s.p + 4, sizeof low);
     const __m512i lows = _mm512_and_si512(_mm512_srlv_epi32(dwords(low), vector(kLow)), dwords(15));
     const __m512i highs = _mm512_and_si512(_mm512_srlv_epi32(dwords(high), vector(kHigh)), dwords(3));
-    const __m512i scale =
-        _mm512_sub_epi32(_mm512_or_si512(lows, _mm512_slli_epi32(highs, 4)), dwords(32));
+    const __m512i scale = _mm512_sub_epi32(_mm512_or_si512(lows, _mm512_slli_epi32(highs, 4)), dwords(32));
     out.scale = _mm512_mul_ps(half_everywhere(s.p), _mm512_cvtepi32_ps(scale));
   }
 };
 
-/// Scales and offsets of Q4_K and Q5_K, whose first 16 bytes are alike: d, dmin, twelve bytes of 6-bit numbers.
+/// Scales and offsets of Q4_K and Q5_K, whose first 16 bytes are alike: d, dmin, twelve bytes of 6-bit
+/// numbers.
 LADDER_INLINE void scales_of_k4(const unsigned char* p, Weights& out) {
-  // Sub-blocks j < 4 have their six bits in byte j (scale) and j + 4 (minimum); the others have four bits in byte
-  // j + 4, low and high nibble, and two at the top of byte j - 4 and of byte j.
+  // Sub-blocks j < 4 have their six bits in byte j (scale) and j + 4 (minimum); the others have four bits in
+  // byte j + 4, low and high nibble, and two at the top of byte j - 4 and of byte j.
   static constexpr int kFirst = 4;  // byte 0 of the twelve
   static constexpr Bytes kScale = byte_to_lane([](int lane) {
     const int j = block_of_lane(lane);
@@ -465,8 +476,8 @@ struct Format<BlockQ5_K> {
   }
 };
 
-/// Dword j of 16-byte unit 2 * (k / 2) + i % 2 of 64 bytes: where Q2_K, Q3_K and Q6_K have two bits of run 4k + i, at bit
-/// 2 * (2 * (k % 2) + i / 2) of each byte.
+/// Dword j of 16-byte unit 2 * (k / 2) + i % 2 of 64 bytes: where Q2_K, Q3_K and Q6_K have two bits of run 4k
+/// + i, at bit 2 * (2 * (k % 2) + i / 2) of each byte.
 LADDER_INLINE __m512i two_bit_dword(__m512i units, int j) {
   static constexpr auto kDword = [](int d) {
     return by_lane([d](int lane) { return 4 * (2 * (lane % 4 / 2) + lane / 4 % 2) + d; });
@@ -513,11 +524,11 @@ struct Format<BlockQ3_K> {
     static constexpr Dwords kShiftTwo = by_lane(two_bit_shift);
     const __m512i two = s.load(32);
     for (int j = 0; j < 4; ++j) {
-      out.codes[j] =
-          _mm512_and_si512(_mm512_srlv_epi32(two_bit_dword(two, j), vector(kShiftTwo)), bytes(3));
+      out.codes[j] = _mm512_and_si512(_mm512_srlv_epi32(two_bit_dword(two, j), vector(kShiftTwo)), bytes(3));
     }
     add_bits_of_k(s.p, 4, out.codes);
-    // Twelve bytes of scales from byte 2 of these 16: four low bits of run r at byte r % 8, two high ones at 8 + r % 4.
+    // Twelve bytes of scales from byte 2 of these 16: four low bits of run r at byte r % 8, two high ones at
+    // 8 + r % 4.
     static constexpr Bytes kLow = byte_to_lane([](int lane) { return 2 + run_of_lane(lane) % 8; });
     static constexpr Bytes kHigh = byte_to_lane([](int lane) { return 10 + run_of_lane(lane) % 4; });
     static constexpr Dwords kLowShift = by_lane([](int lane) { return run_of_lane(lane) / 8 * 4; });
@@ -542,8 +553,7 @@ struct Format<BlockQ2_K> {
     static constexpr Bytes kScale = byte_to_lane([](int lane) { return run_of_lane(lane); });
     const __m512i two = s.load(16);
     for (int j = 0; j < 4; ++j) {
-      out.codes[j] =
-          _mm512_and_si512(_mm512_srlv_epi32(two_bit_dword(two, j), vector(kShiftTwo)), bytes(3));
+      out.codes[j] = _mm512_and_si512(_mm512_srlv_epi32(two_bit_dword(two, j), vector(kShiftTwo)), bytes(3));
     }
     const __m512i both = _mm512_shuffle_epi8(everywhere(load16(s.p)), vector(kScale));
     const __m512i scale = _mm512_and_si512(both, dwords(15)), min = _mm512_srli_epi32(both, 4);
@@ -579,8 +589,8 @@ LADDER_INLINE float sum_of_lanes(__m512 v) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-// How far ahead of its row a tile of one token prefetches weights, in bytes: the hardware alone does not keep enough
-// lines under way. Beyond the end of the map a prefetch is ignored.
+// How far ahead of its rows a tile prefetches weights, in bytes: the hardware alone does not keep
+// enough lines under way. Beyond the end of the map a prefetch is ignored.
 constexpr int kAhead = 8192;
 
 /// One group of Rows x Tokens.
@@ -594,7 +604,7 @@ LADDER_INLINE void add_group(const QuantTile& tile, const unsigned char* p, cons
     const unsigned char* row = p + static_cast<std::size_t>(r) * tile.row_bytes;
     F::decode(Source<Whole>{row, bytes}, w[r]);
   }
-  if (Tokens == 1) {
+  if (ahead != nullptr) {
 #pragma GCC unroll 10
     for (int line = 0; line < Rows * bytes; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
   }
@@ -640,9 +650,12 @@ LADDER_AVX512 void multiply_tile(const QuantTile& tile, long long row, long long
 #pragma GCC unroll 8
     for (int t = 0; t < Tokens; ++t) sum[r][t] = _mm512_setzero_ps();
   }
-  const char* ahead = reinterpret_cast<const char*>(p) + Rows * tile.row_bytes + kAhead;
-  for (long long g = 0; g < whole; ++g, p += kBytes, ++acts, ahead += Rows * kBytes) {
+  // Only the first tokens of a call find the weights in memory; for later ones they are in L2.
+  const bool cold = tile.cold && token == 0;
+  const char* ahead = cold ? reinterpret_cast<const char*>(p) + Rows * tile.row_bytes + kAhead : nullptr;
+  for (long long g = 0; g < whole; ++g, p += kBytes, ++acts) {
     add_group<Block, Rows, Tokens, true>(tile, p, acts, groups, kBytes, ahead, sum);
+    if (cold) ahead += Rows * kBytes;
   }
   if constexpr (kBlocks > 1) {
     if (whole < groups) {
@@ -670,14 +683,9 @@ LADDER_AVX512 void multiply(const QuantTile& tile) {
   for (; token + 8 <= tile.tokens; token += 8) multiply_rows<Block, 2, 8>(tile, token);
   if (token + 4 <= tile.tokens) multiply_rows<Block, 2, 4>(tile, token), token += 4;
   if (token + 2 <= tile.tokens) multiply_rows<Block, 2, 2>(tile, token), token += 2;
-  if (token == tile.tokens) return;
-  // One token: a single stream of weights, but for short rows, where setting up and adding up a row would cost too much.
-  constexpr long long kShort = 2048;
-  if (tile.id <= kShort) {
-    multiply_rows<Block, 2, 1>(tile, token);
-  } else {
-    multiply_rows<Block, 1, 1>(tile, token);
-  }
+  // One token: a single stream of weights. (Two rows at a time take fewer instructions and get less from
+  // memory.)
+  if (token < tile.tokens) multiply_rows<Block, 1, 1>(tile, token);
 }
 
 // Activations -----------------------------------------------------------------------------------------------

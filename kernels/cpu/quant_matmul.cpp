@@ -1,13 +1,15 @@
 // RUNG      quant_int8 and quant_f32 (CPU twins of <type>_q8_mmvq, mmq_<type> and <type>_f32_matmul).
 // PREV      gemv_vec: it reads four bytes a weight, where a packed weight has about half a byte.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T   LAYOUT weights as in GGUF, row-major blocks
-// MAP       thread -> ranges of rows; tile -> 1 to 4 rows x 1 to 8 tokens in registers;
-//           AVX-512 lane -> a run of 16 elements of each group of 256, or of the row where activations are f32
+// MAP       thread -> a contiguous share of the rows, then pieces of the others'; tile -> 1 or 2 rows x 1 to
+//           8 tokens in registers; AVX-512 lane -> one run of 16 elements of each group of 256
+//           (f32 activations: elements l, l + 16, ... of the row)
 // NEEDS     id a multiple of the block length; weights at a multiple of 4 bytes
 // TRAFFIC   weights od * row_bytes(type, id) B, once per 512 tokens; acts 4*nt*id B, out 4*nt*od B
 // WORK      2*nt*od*id OP
-// LOOK FOR  vpdpbusd with zmm; nt = 1: loads of weights and vpermi2w, no store but of out
-// EXPECT    nt = 1: the read roof from 32 MB of weights; nt >= 8: bound by the multipliers
+// LOOK FOR  vpdpbusd with zmm, four for each vcvtdq2ps; nt = 1: prefetcht0, and no store but of out
+// EXPECT    nt = 1: near the read roof while that is below 50 GB/s for two cores; nt >= 8: bound by the
+//           decoding of weights and the multipliers
 // BUILD     c++ -std=c++20 -O3 -I. -c kernels/cpu/quant_matmul.cpp
 #include "kernels/cpu/quant_matmul.hpp"
 
@@ -31,7 +33,8 @@ const QuantKernels& kernels_in_use() {
   switch (isa()) {
 #if defined(__x86_64__)
     case Isa::avx512:
-      return features().avx512vnni && !vnni_avoided.load(std::memory_order_relaxed) ? kQuantAvx512Vnni : kQuantAvx512;
+      return features().avx512vnni && !vnni_avoided.load(std::memory_order_relaxed) ? kQuantAvx512Vnni
+                                                                                    : kQuantAvx512;
     case Isa::avx2:
       return kQuantAvx2;
 #endif
@@ -42,34 +45,24 @@ const QuantKernels& kernels_in_use() {
 
 long long groups_of(long long id) { return (id + kGroupElems - 1) / kGroupElems; }
 
-// A strip of rows passes all tokens, 8 at a time, before the next strip comes: its packed weights stay in L2 (32 rows of
-// 4864 4-bit weights are 88 KB). At nt <= 8 a row is read once anyway.
+// A strip of rows passes all tokens, 8 at a time, before the next strip comes: its packed weights stay in L2
+// (32 rows of 4864 4-bit weights are 88 KB). At nt <= 8 a row is read once anyway.
 constexpr long long kStripRows = 32;
 
-// While decoding a thread takes rows of about this many bytes at a time: long against taking them, short against a
-// matrix, so that the threads end together.
+// While decoding a thread takes rows of about this many bytes at a time: long against taking them, short
+// against a matrix, so that the threads end together.
 constexpr std::size_t kPieceBytes = 16 << 10;
 
-// A thread that has run out of work fetches this much of its next share: about what memory delivers while the caller does
-// what stands between two matmuls. The caller itself, thread 0, has that to do and fetches less.
-constexpr std::size_t kFetchBytes = 96 << 10, kCallersFetchBytes = 16 << 10;
-
-void prefetch(const void* p) {
-#if defined(__GNUC__)
-  __builtin_prefetch(p, 0, 2);
-#else
-  (void)p;
-#endif
-}
-
-/// Rows shared out in two steps: every thread has a contiguous part of its own, so that it reads one stream, and one that
-/// has finished helps the others with theirs, piece by piece.
+/// Rows shared out in two steps: every thread has a contiguous part of its own, so that it reads one stream,
+/// and one that has finished helps the others with theirs, piece by piece.
 class Shares {
  public:
   Shares(long long rows, long long piece, int threads)
       : rows_(rows), piece_(piece), threads_(threads), next_(static_cast<std::size_t>(threads)) {}
 
-  [[nodiscard]] static long long begin(long long rows, int thread, int threads) { return rows * thread / threads; }
+  [[nodiscard]] static long long begin(long long rows, int thread, int threads) {
+    return rows * thread / threads;
+  }
 
   /// Calls f(begin, end) until nothing is left.
   template <class F>
@@ -97,7 +90,8 @@ class Shares {
 
 }  // namespace
 
-// Activations -------------------------------------------------------------------------------------------------
+// Activations
+// -------------------------------------------------------------------------------------------------
 
 QuantizedActs::QuantizedActs() = default;
 QuantizedActs::~QuantizedActs() = default;
@@ -157,13 +151,14 @@ float QuantizedActs::scale(long long t, long long k) const {
   return group.scales[kernels->lanes ? run % 4 * 4 + run / 4 : run];
 }
 
-// Products ----------------------------------------------------------------------------------------------------
+// Products
+// ----------------------------------------------------------------------------------------------------
 
 /// A call, checked.
 class ProductPlan {
  public:
-  ProductPlan(std::span<const Product> products, const float* acts, const QuantizedActs* quantized, long long nt,
-              long long id)
+  ProductPlan(std::span<const Product> products, const float* acts, const QuantizedActs* quantized,
+              long long nt, long long id)
       : kernels_(kernels_in_use()), products_(products), acts_(acts), nt_(nt), id_(id) {
     for (const Product& p : products) {
       require_valid("quantized matmul", {nt, p.od, id});
@@ -177,8 +172,8 @@ class ProductPlan {
     if (quantized == nullptr) return;
     if (quantized->nt_ != nt || quantized->id_ != id) {
       throw std::invalid_argument("quantized matmul: activations of shape " + std::to_string(nt) + " x " +
-                                  std::to_string(id) + " were quantized as " + std::to_string(quantized->nt_) + " x " +
-                                  std::to_string(quantized->id_));
+                                  std::to_string(id) + " were quantized as " +
+                                  std::to_string(quantized->nt_) + " x " + std::to_string(quantized->id_));
     }
     if (quantized->kernels_ != &kernels_) {
       throw std::logic_error("quantized matmul: the activations were quantized for another instruction set");
@@ -207,7 +202,8 @@ class ProductPlan {
     const QuantKernel kernel = int8 ? kernels_.int8[type] : kernels_.f32[type];
     QuantTile tile{};
     tile.row_bytes = row_bytes(p.type, id_);
-    tile.weights = static_cast<const unsigned char*>(p.weights) + static_cast<std::size_t>(begin) * tile.row_bytes;
+    tile.weights =
+        static_cast<const unsigned char*>(p.weights) + static_cast<std::size_t>(begin) * tile.row_bytes;
     tile.rows = end - begin;
     tile.id = id_;
     tile.od = p.od;
@@ -216,6 +212,7 @@ class ProductPlan {
       tile.floats = acts_ + token * id_;
       tile.tokens = static_cast<int>(std::min<long long>(kMaxQuantTokens, nt_ - token));
       tile.out = p.out + token * p.od + begin;
+      tile.cold = token == 0;
       kernel(tile);
     }
   }
@@ -229,40 +226,18 @@ class ProductPlan {
 
 bool uses_int8(WeightType type) { return info(type).block_elems > 1; }
 
-namespace {
-
-/// Fetches the beginning of a thread's share of what comes next.
-void fetch(const Upcoming& next, int thread, int threads) {
-  long long rows = 0;
-  for (const Product& p : next.products) rows += p.od;
-  long long row = Shares::begin(rows, thread, threads);
-  for (const Product& p : next.products) {
-    if (row < p.od) {
-      const std::size_t bytes = row_bytes(p.type, next.id), at = static_cast<std::size_t>(row) * bytes;
-      const std::size_t size = std::min(static_cast<std::size_t>(p.od) * bytes - at,
-                                        thread == 0 ? kCallersFetchBytes : kFetchBytes);
-      const auto* from = static_cast<const unsigned char*>(p.weights) + at;
-      for (std::size_t line = 0; line < size; line += 64) prefetch(from + line);
-      return;
-    }
-    row -= p.od;
-  }
-}
-
-}  // namespace
-
-void multiply(std::span<const Product> products, const float* acts, const QuantizedActs* quantized, long long nt,
-              long long id, ThreadPool& pool, const Upcoming& next) {
+void multiply(std::span<const Product> products, const float* acts, const QuantizedActs* quantized,
+              long long nt, long long id, ThreadPool& pool) {
   const ProductPlan plan(products, acts, quantized, nt, id);
   if (plan.rows() == 0) return;
   std::size_t longest = 1;
   for (const Product& p : products) longest = std::max(longest, row_bytes(p.type, id));
-  const long long piece =
-      nt > kMaxQuantTokens ? kStripRows : std::clamp(static_cast<long long>(kPieceBytes / longest), 4LL, 64LL);
+  const long long piece = nt > kMaxQuantTokens
+                              ? kStripRows
+                              : std::clamp(static_cast<long long>(kPieceBytes / longest), 4LL, 64LL);
   Shares shares(plan.rows(), piece, pool.size());
-  pool.run([&](int thread, int threads) {
+  pool.run([&](int thread, int) {
     shares.work(thread, [&](long long begin, long long end) { plan.multiply(begin, end); });
-    fetch(next, thread, threads);
   });
 }
 

@@ -2,27 +2,29 @@
 //
 //   out[t][r] = sum over k of weights[r][k] * acts[t][k]        t 0..nt-1, r 0..od-1, k 0..id-1
 //
-// Weights are read as they lie in a GGUF file (kernels/quant/blocks.hpp), rows without gaps, first byte at a multiple of 4.
-// Two ways to multiply:
+// Weights are read as they lie in a GGUF file (kernels/quant/blocks.hpp), rows without gaps, first byte at a
+// multiple of 4. Two ways to multiply:
 //
-// int8 (QuantizedActs, multiply): activations are rounded to int8 in blocks of 32, and codes are multiplied with codes in
-// integers, exactly. For a block of activations with largest magnitude amax
-//   scale = amax / 127 (f32, kept as f32), code = x * (1 / scale) rounded to the nearest integer, halves to even.
-// A block with amax < 127 * 2^-128 counts as zero; one with an infinity or a NaN makes every output that depends on it a
-// NaN.
-// Error. Let w be the dequantized weights, e = amax / 254 of the activation's block, u = 2^-24. Then
-//   |out - exact| <= sum |w| * e * (1 + 2^-20)  +  (groups + 12) * u * S
-// where groups = ceil(id / 256) * 2 counts the roundings of a lane's sum (twice for formats with an offset), and S is the
-// sum over all elements of (|scale * code| + |zero point part| + |offset|) * |x'|, x' the rounded activations. The first
-// term is the activations' rounding (half a code, plus the rounding of 1 / scale and of the product), the second that of
-// f32.
+// int8 (QuantizedActs, multiply): activations are rounded to int8 in blocks of 32, and codes are multiplied
+// with codes in integers, exactly. For a block of activations with largest magnitude amax
+//   scale = amax / 127, kept as f32;  code = x * (1 / scale), rounded to the nearest integer, halves to even.
+// A block with amax below 127 * 2^-128, the inverse of whose scale is no f32, counts as zero. One with an
+// infinity or a NaN makes a NaN of every output that depends on it.
+// Error. Let w be the dequantized weights, x' the activations as rounded, u = 2^-24, and a weight = scale *
+// code + offset with its zero point in the code. Then, unless a product underflows,
+//   |out - exact| <= (1 + 2^-20) * sum of |w| * amax / 254  +  (10 * ceil(id / 256) + 8) * u * S,
+//   S = sum of (|scale * code| + |offset|) * |x'|.
+// The first term is the rounding of activations: half a code, and a little for the inverse and the product.
+// In the second, a lane's sum takes at most 10 additions a group of 256 (AVX2: 8 blocks and 2 vectors of
+// offsets; AVX-512: 2), the scales' product and the lanes' tree of additions are the rest.
 //
-// f32 (quant_f32_matmul, or `exact`): weights become f32 in registers and are multiplied with the activations as they are.
-// Error: |out - exact| <= (id + 3) * u * sum (|scale * code| + |offset|) * |x|: gemv.hpp's bound and up to three
-// roundings that make a weight.
+// f32 (quant_f32_matmul): weights become f32 in registers and are multiplied with the activations as they
+// are. Error: |out - exact| <= (id + 3) * u * sum of (|scale * code| + |offset|) * |x|, gemv.hpp's bound with
+// up to three roundings that make a weight.
 //
-// The bits of out[t] depend on the instruction set isa() at the time of the call, the weights and acts[t], and on nothing
-// else: not on nt, the other tokens, the number of threads, other products of the call, or where the row stands.
+// The bits of out[t] depend on the instruction set isa() at the time of the call, the weights and acts[t],
+// and on nothing else: not on nt, the other tokens, the number of threads, other products of the call, or
+// where the row stands.
 #pragma once
 
 #include <cstddef>
@@ -45,8 +47,8 @@ class QuantizedActs {
   QuantizedActs(QuantizedActs&&) noexcept;
   QuantizedActs& operator=(QuantizedActs&&) noexcept;
 
-  /// Memory is kept and grows to the largest activations so far. Throws std::invalid_argument for nt < 1 or an id that is
-  /// no positive multiple of 32.
+  /// Memory is kept and grows to the largest activations so far. Throws std::invalid_argument for nt < 1 or
+  /// an id that is no positive multiple of 32.
   /// @param acts [nt][id] f32
   void quantize(const float* acts, long long nt, long long id, ThreadPool& pool);
 
@@ -75,26 +77,18 @@ struct Product {
   float* out = nullptr;  ///< [nt][od] f32
 };
 
-/// Matrices of a later call.
-struct Upcoming {
-  std::span<const Product> products;
-  long long id = 0;
-};
-
 /// Whether multiply() uses int8 activations for the type: all quantized types, not F32, F16 and BF16.
 [[nodiscard]] bool uses_int8(WeightType type);
 
 /// Several matrices times the same activations, in one parallel region: Q, K and V, or gate and up.
-/// F32, F16 and BF16 weights are multiplied with `acts`, quantized ones with `quantized` if it is given and with `acts`
-/// otherwise.
+/// F32, F16 and BF16 weights are multiplied with `acts`, quantized ones with `quantized` if it is given and
+/// with `acts` otherwise.
 /// @param acts [nt][id] f32
 /// @param quantized the same activations rounded, or nullptr
-/// Throws std::invalid_argument for nt, od or id < 1, an id that is not whole blocks of a type, or `quantized` of another
-/// shape; std::logic_error if `quantized` was made for another instruction set.
-/// @param next what the caller will multiply next, with the length of its rows: threads that have nothing left to do fetch
-///        the beginning of their share of it into the cache. Only a hint.
-void multiply(std::span<const Product> products, const float* acts, const QuantizedActs* quantized, long long nt,
-              long long id, ThreadPool& pool, const Upcoming& next = {});
+/// Throws std::invalid_argument for nt, od or id < 1, an id that is not whole blocks of a type, or
+/// `quantized` of another shape; std::logic_error if `quantized` was made for another instruction set.
+void multiply(std::span<const Product> products, const float* acts, const QuantizedActs* quantized,
+              long long nt, long long id, ThreadPool& pool);
 
 /// The f32 twins, <type>_f32_matmul: as multiply() of one matrix without rounding of activations.
 void quant_f32_matmul(WeightType type, const void* weights /*[od][id]*/, const float* acts /*[nt][id]*/,
@@ -104,7 +98,8 @@ void quant_f32_matmul(WeightType type, const void* weights /*[od][id]*/, const f
 void quant_int8_matmul(WeightType type, const void* weights /*[od][id]*/, const float* acts /*[nt][id]*/,
                        float* out /*[nt][od]*/, Shape shape, ThreadPool& pool);
 
-/// The instruction that multiplies int8 codes: "vpdpbusd", "vpmaddwd" (AVX-512 without VNNI), "vpmaddubsw" (AVX2), ...
+/// The instruction that multiplies int8 codes: "vpdpbusd", "vpmaddwd" (AVX-512 without VNNI), "vpmaddubsw"
+/// (AVX2), ...
 [[nodiscard]] const char* quant_int8_instruction();
 
 /// Makes AVX-512 do without VNNI until called with false: for tests, where both exist.

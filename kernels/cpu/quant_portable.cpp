@@ -38,8 +38,11 @@ void decode_group(const Block* b, int count, DecodedGroup& out) {
   for (int i = 0; i < count; ++i) {
     const int first = kRuns * i;
     [&]<int... Run>(std::integer_sequence<int, Run...>) {
-      (decode_run<Run>(b[i], out.codes + 16 * (first + Run), out.scales[first + Run], out.offsets[first + Run]), ...);
-    }(std::make_integer_sequence<int, kRuns>{});
+      (decode_run<Run>(b[i], out.codes + 16 * (first + Run), out.scales[first + Run],
+                       out.offsets[first + Run]),
+       ...);
+    }
+    (std::make_integer_sequence<int, kRuns>{});
   }
 }
 
@@ -84,7 +87,8 @@ void multiply(const QuantTile& tile) {
   const long long blocks_of_row = tile.id / Block::kElems, groups = (tile.id + kGroupElems - 1) / kGroupElems;
   DecodedGroup w;
   for (long long row = 0; row < tile.rows; ++row) {
-    const auto* blocks = reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+    const auto* blocks =
+        reinterpret_cast<const Block*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
     float sums[kMaxQuantTokens][16] = {};
     for (long long g = 0; g < groups; ++g) {
       const auto count = static_cast<int>(std::min(kBlocks, blocks_of_row - g * kBlocks));
@@ -105,7 +109,8 @@ template <class Element>
 void multiply_floats(const QuantTile& tile) {
   const long long whole = tile.id / 16 * 16;
   for (long long row = 0; row < tile.rows; ++row) {
-    const auto* w = reinterpret_cast<const Element*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
+    const auto* w =
+        reinterpret_cast<const Element*>(tile.weights + static_cast<std::size_t>(row) * tile.row_bytes);
     float sums[kMaxQuantTokens][16] = {};
     for (long long k = 0; k < whole; k += 16) {
       float values[16];
@@ -116,7 +121,8 @@ void multiply_floats(const QuantTile& tile) {
       }
     }
     for (long long k = whole; k < tile.id; ++k) {
-      for (int t = 0; t < tile.tokens; ++t) sums[t][k - whole] += element(w[k], 0) * tile.floats[t * tile.id + k];
+      for (int t = 0; t < tile.tokens; ++t)
+        sums[t][k - whole] += element(w[k], 0) * tile.floats[t * tile.id + k];
     }
     for (int t = 0; t < tile.tokens; ++t) tile.out[t * tile.od + row] = sum_of_lanes(sums[t]);
   }
@@ -126,8 +132,10 @@ void quantize(const float* acts, int count, ActGroup& group) {
   group = {};
   for (int block = 0; 32 * block < count; ++block) {
     const float* x = acts + 32 * block;
-    std::uint32_t largest = 0;  // the order of magnitudes is that of their bits; infinities and NaNs come last
-    for (int i = 0; i < 32; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
+    std::uint32_t largest =
+        0;  // the order of magnitudes is that of their bits; infinities and NaNs come last
+    for (int i = 0; i < 32; ++i)
+      largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
     const ActScale scale = act_scale(largest);
     group.scales[2 * block] = group.scales[2 * block + 1] = scale.scale;
     if (scale.inverse == 0) continue;
@@ -139,16 +147,27 @@ void quantize(const float* acts, int count, ActGroup& group) {
   }
 }
 
-constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr, nullptr, nullptr, multiply<BlockQ4_0, true>, multiply<BlockQ4_1, true>,
-             multiply<BlockQ5_0, true>, multiply<BlockQ5_1, true>, multiply<BlockQ8_0, true>,
-             multiply<BlockQ2_K, true>, multiply<BlockQ3_K, true>, multiply<BlockQ4_K, true>,
-             multiply<BlockQ5_K, true>, multiply<BlockQ6_K, true>, multiply<BlockIQ4_NL, true>,
-             multiply<BlockIQ4_XS, true>};
-constexpr QuantKernel kF32[kWeightTypes.size()] = {multiply_floats<BlockF32>, multiply_floats<BlockF16>, multiply_floats<BlockBF16>,
-            multiply<BlockQ4_0, false>, multiply<BlockQ4_1, false>, multiply<BlockQ5_0, false>,
-            multiply<BlockQ5_1, false>, multiply<BlockQ8_0, false>, multiply<BlockQ2_K, false>,
-            multiply<BlockQ3_K, false>, multiply<BlockQ4_K, false>, multiply<BlockQ5_K, false>,
-            multiply<BlockQ6_K, false>, multiply<BlockIQ4_NL, false>, multiply<BlockIQ4_XS, false>};
+constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
+                                                    nullptr,
+                                                    nullptr,
+                                                    multiply<BlockQ4_0, true>,
+                                                    multiply<BlockQ4_1, true>,
+                                                    multiply<BlockQ5_0, true>,
+                                                    multiply<BlockQ5_1, true>,
+                                                    multiply<BlockQ8_0, true>,
+                                                    multiply<BlockQ2_K, true>,
+                                                    multiply<BlockQ3_K, true>,
+                                                    multiply<BlockQ4_K, true>,
+                                                    multiply<BlockQ5_K, true>,
+                                                    multiply<BlockQ6_K, true>,
+                                                    multiply<BlockIQ4_NL, true>,
+                                                    multiply<BlockIQ4_XS, true>};
+constexpr QuantKernel kF32[kWeightTypes.size()] = {
+    multiply_floats<BlockF32>,  multiply_floats<BlockF16>,    multiply_floats<BlockBF16>,
+    multiply<BlockQ4_0, false>, multiply<BlockQ4_1, false>,   multiply<BlockQ5_0, false>,
+    multiply<BlockQ5_1, false>, multiply<BlockQ8_0, false>,   multiply<BlockQ2_K, false>,
+    multiply<BlockQ3_K, false>, multiply<BlockQ4_K, false>,   multiply<BlockQ5_K, false>,
+    multiply<BlockQ6_K, false>, multiply<BlockIQ4_NL, false>, multiply<BlockIQ4_XS, false>};
 
 }  // namespace
 

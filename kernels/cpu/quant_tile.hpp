@@ -1,12 +1,12 @@
 // The inside of the quantized matmuls: what one instruction set has to provide.
 //
-// All formats are taken in groups of 256 elements, 16 runs of 16 (kernels/quant/decode.hpp): the elements of a run
-// share the scale of their weights and of their activations. Formats of 32-element blocks put 8 blocks in a group, and
-// the last group of a row may have fewer.
+// All formats are taken in groups of 256 elements, 16 runs of 16 (kernels/quant/decode.hpp): the elements of
+// a run share the scale of their weights and of their activations. Formats of 32-element blocks put 8 blocks
+// in a group, and the last group of a row may have fewer.
 //
-// Each (row, token) has exactly one vector of f32 partial sums, to which the groups are added in order. What is added
-// for a group does not depend on how many rows and tokens share the tile, which is what makes a token's bits
-// independent of its company.
+// Each (row, token) has exactly one vector of f32 partial sums, to which the groups are added in order. What
+// is added for a group does not depend on how many rows and tokens share the tile, which is what makes a
+// token's bits independent of its company.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ inline constexpr int kGroupElems = 256;
 inline constexpr int kGroupRuns = 16;
 inline constexpr int kMaxQuantTokens = 8;  // tokens that share one decoding of the weights
 
-/// 256 activations of a token as int8. The order of runs and codes is that of the instruction set that quantized them:
-/// in order for the portable code and AVX2; for AVX-512 see quant_int8_avx512.hpp.
+/// 256 activations of a token as int8. The order of runs and codes is that of the instruction set that
+/// quantized them: in order for the portable code and AVX2; for AVX-512 see quant_int8_avx512.hpp.
 struct alignas(64) ActGroup {
   std::int8_t codes[kGroupElems];
   std::int32_t negative_sums[kGroupRuns];  // minus the sum of the codes of a run
@@ -39,6 +39,7 @@ struct QuantTile {
   int tokens;
   float* out;    // [tokens][od], at the first row and token
   long long od;  // distance of the tokens in `out`
+  bool cold;     // the weights come from memory and are worth prefetching
 };
 
 using QuantKernel = void (*)(const QuantTile&);
@@ -51,8 +52,9 @@ struct QuantKernels {
   const char* name;  // the instruction that multiplies
   bool lanes;        // activations are in the order of quant_int8_avx512.hpp
   QuantizeGroup quantize;
-  const QuantKernel* int8;  // [kWeightTypes.size()], by WeightType; nullptr for the types that are not quantized
-  const QuantKernel* f32;   // [kWeightTypes.size()], by WeightType
+  const QuantKernel*
+      int8;  // [kWeightTypes.size()], by WeightType; nullptr for the types that are not quantized
+  const QuantKernel* f32;  // [kWeightTypes.size()], by WeightType
 };
 
 extern const QuantKernels kQuantPortable;

@@ -1,6 +1,8 @@
 // Tests of the CPU's quantized matmuls: every type on every instruction set that this machine has.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -59,7 +61,8 @@ void on_every_isa(const std::function<void(const std::string&)>& f) {
 enum class Scales { random, ones, tiny };
 
 /// Random blocks: all codes, and scales of the kind asked for.
-std::vector<unsigned char> random_weights(WeightType type, long long od, long long id, Scales kind, unsigned seed) {
+std::vector<unsigned char> random_weights(WeightType type, long long od, long long id, Scales kind,
+                                          unsigned seed) {
   std::minstd_rand random(seed);
   std::vector<unsigned char> bytes(static_cast<std::size_t>(od) * ladder::row_bytes(type, id));
   for (auto& b : bytes) b = static_cast<unsigned char>(random() >> 8);
@@ -69,9 +72,12 @@ std::vector<unsigned char> random_weights(WeightType type, long long od, long lo
     const auto scale = [&]() -> std::uint16_t {
       const float sign = random() % 2 == 0 ? 1.0F : -1.0F;
       switch (kind) {
-        case Scales::random: return ladder::float_to_half_bits(sign * 0.05F * value(random));
-        case Scales::ones: return ladder::float_to_half_bits(1);
-        case Scales::tiny: return static_cast<std::uint16_t>(random() % 1024);  // subnormal f16 and zero
+        case Scales::random:
+          return ladder::float_to_half_bits(sign * 0.05F * value(random));
+        case Scales::ones:
+          return ladder::float_to_half_bits(1);
+        case Scales::tiny:
+          return static_cast<std::uint16_t>(random() % 1024);  // subnormal f16 and zero
       }
       return 0;
     };
@@ -108,13 +114,17 @@ std::vector<float> random_acts(long long nt, long long id, Acts kind, unsigned s
   std::vector<float> acts(static_cast<std::size_t>(nt * id));
   for (std::size_t i = 0; i < acts.size(); ++i) {
     switch (kind) {
-      case Acts::random: acts[i] = value(random); break;
+      case Acts::random:
+        acts[i] = value(random);
+        break;
       // A magnitude of 127 in each block makes the scale 1.
-      case Acts::integers: acts[i] = i % 32 == 5 ? 127.0F : static_cast<float>(static_cast<int>(random() % 9) - 4); break;
+      case Acts::integers:
+        acts[i] = i % 32 == 5 ? 127.0F : static_cast<float>(static_cast<int>(random() % 9) - 4);
+        break;
       case Acts::outliers: {
         const auto block = i / 32 % 4;
-        acts[i] = block == 0   ? 0.0F                                              // a block of zeros
-                  : block == 1 ? value(random) * 1e-39F                            // subnormal
+        acts[i] = block == 0    ? 0.0F                    // a block of zeros
+                  : block == 1  ? value(random) * 1e-39F  // subnormal
                   : i % 32 == 3 ? (random() % 2 == 0 ? 1e5F : -1e5F)
                                 : value(random);
         break;
@@ -160,7 +170,8 @@ class Guarded {
   float* data() { return all_.data() + kBand; }
   bool bands_intact() const {
     const auto intact = [](float f) { return std::bit_cast<std::uint32_t>(f) == 0x7fc0deadU; };
-    return std::all_of(all_.begin(), all_.begin() + kBand, intact) && std::all_of(all_.end() - kBand, all_.end(), intact);
+    return std::all_of(all_.begin(), all_.begin() + kBand, intact) &&
+           std::all_of(all_.end() - kBand, all_.end(), intact);
   }
 
  private:
@@ -171,6 +182,7 @@ class Guarded {
 
 std::vector<WeightType> all_types() {
   std::vector<WeightType> types;
+  types.reserve(ladder::kWeightTypes.size());
   for (const auto& t : ladder::kWeightTypes) types.push_back(t.type);
   return types;
 }
@@ -212,7 +224,8 @@ Failures failures(WeightType type, Shape shape, Scales scales, Acts kind, Thread
       rounded[i] = static_cast<double>(q.scale(t, k)) * q.code(t, k);
       double largest = 0;
       for (long long j = k / 32 * 32; j < k / 32 * 32 + 32; ++j) {
-        largest = std::max(largest, std::fabs(static_cast<double>(acts[static_cast<std::size_t>(t * id + j)])));
+        largest =
+            std::max(largest, std::fabs(static_cast<double>(acts[static_cast<std::size_t>(t * id + j)])));
       }
       half[i] = largest < 127 * 0x1p-128 ? largest : largest / 254 * (1 + 0x1p-20);
     }
@@ -331,7 +344,8 @@ TEST_CASE("a token's bits depend neither on its company nor on the number of thr
         ThreadPool pool(1);
         std::vector<float> alone(static_cast<std::size_t>(kTokens * kRows), kNan);
         for (long long t = 0; t < kTokens; ++t) {
-          multiply(type, bytes.data(), acts.data() + t * kLength, alone.data() + t * kRows, {1, kRows, kLength}, pool);
+          multiply(type, bytes.data(), acts.data() + t * kLength, alone.data() + t * kRows,
+                   {1, kRows, kLength}, pool);
         }
         for (const int threads : {1, 2, 3}) {
           ThreadPool several(threads);
@@ -344,8 +358,8 @@ TEST_CASE("a token's bits depend neither on its company nor on the number of thr
         }
         // A row stands where it likes: the last rows as a matrix of their own.
         std::vector<float> last(3, kNan);
-        multiply(type, bytes.data() + static_cast<std::size_t>(kRows - 3) * ladder::row_bytes(type, kLength), acts.data(),
-                 last.data(), {1, 3, kLength}, pool);
+        multiply(type, bytes.data() + static_cast<std::size_t>(kRows - 3) * ladder::row_bytes(type, kLength),
+                 acts.data(), last.data(), {1, 3, kLength}, pool);
         CHECK(same_bits(last.data(), alone.data() + kRows - 3, 3));
       }
     }
@@ -434,6 +448,55 @@ TEST_CASE("what is not finite reaches its outputs and no others") {
           for (int r = 0; r < 4; ++r) {
             CHECK(std::isfinite(out[static_cast<std::size_t>(r)]));
             CHECK_FALSE(std::isfinite(out[static_cast<std::size_t>(4 + r)]));
+          }
+        }
+      }
+    }
+  });
+}
+
+/// Bytes that end where a page begins that may not be read, as the last tensor of a map may.
+class EndOfMap {
+ public:
+  explicit EndOfMap(const std::vector<unsigned char>& bytes)
+      : page_(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))) {
+    const std::size_t body = (bytes.size() + page_ - 1) / page_ * page_;
+    size_ = body + page_;
+    map_ = static_cast<unsigned char*>(
+        ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(map_ != MAP_FAILED);
+    data_ = map_ + body - bytes.size();
+    std::copy(bytes.begin(), bytes.end(), data_);
+    REQUIRE(::mprotect(map_ + body, page_, PROT_NONE) == 0);
+  }
+  ~EndOfMap() { ::munmap(map_, size_); }
+  EndOfMap(const EndOfMap&) = delete;
+  EndOfMap& operator=(const EndOfMap&) = delete;
+  [[nodiscard]] const unsigned char* data() const { return data_; }
+
+ private:
+  std::size_t page_, size_ = 0;
+  unsigned char *map_ = nullptr, *data_ = nullptr;
+};
+
+TEST_CASE("nothing is read behind the last row, and a matrix may stand at any even address") {
+  ThreadPool pool(2);
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : all_types()) {
+      CAPTURE(info(type).name);
+      const long long unit = std::max(info(type).block_elems, 32);
+      for (const long long multiple : {1LL, 3LL, 4LL, 5LL, 7LL, 8LL, 9LL, 31LL}) {
+        for (const long long nt : {1LL, 2LL, 8LL}) {
+          const Shape shape{nt, 3, unit * multiple};
+          const auto bytes = random_weights(type, shape.od, shape.id, Scales::random, 21);
+          const auto acts = random_acts(nt, shape.id, Acts::random, 22);
+          const EndOfMap end(bytes);
+          std::vector<float> out(static_cast<std::size_t>(nt * shape.od), kNan), there = out;
+          for (const auto multiply : {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul}) {
+            multiply(type, bytes.data(), acts.data(), out.data(), shape, pool);
+            multiply(type, end.data(), acts.data(), there.data(), shape, pool);
+            CHECK(same_bits(out.data(), there.data(), nt * shape.od));
           }
         }
       }

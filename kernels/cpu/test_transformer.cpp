@@ -1,17 +1,20 @@
-// Tests of what stands around the matmuls on the CPU, against float64, on every instruction set of this machine.
+// Tests of what stands around the matmuls on the CPU, against float64, on every instruction set of this
+// machine.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/device/half_bits.hpp"
@@ -47,10 +50,14 @@ std::vector<float> random_floats(std::size_t count, unsigned seed, float size = 
   return v;
 }
 
-bool within(double got, double expected, double bound) { return std::isfinite(got) && std::fabs(got - expected) <= bound; }
+bool within(double got, double expected, double bound) {
+  return std::isfinite(got) && std::fabs(got - expected) <= bound;
+}
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return std::ranges::equal(a, b, [](float x, float y) {
+    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+  });
 }
 
 TEST_CASE("rms_norm: within its roundings, in any company") {
@@ -77,7 +84,7 @@ TEST_CASE("rms_norm: within its roundings, in any company") {
       }
       CHECK(wrong == 0);
       ladder::cpu::rms_norm(x.data() + 7 * n, weight.data(), alone.data(), 1, d, 1e-6F, one);
-      CHECK(std::memcmp(alone.data(), out.data() + 7 * n, n * sizeof(float)) == 0);
+      CHECK(same_bits(alone, std::span(out).subspan(7 * n, n)));
     }
   });
 }
@@ -96,7 +103,8 @@ TEST_CASE("swiglu: within 2^-20, from one end of f32 to the other") {
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double expected = gate[i] / (1 + std::exp(-static_cast<double>(gate[i]))) * up[i];
       // Below -88 the exponential stays at e^88: what should be almost zero is off by |g| e^-88.
-      const double floor = std::fabs(static_cast<double>(gate[i])) * std::exp(-88.0) * std::fabs(up[i]) + 0x1p-148;
+      const double floor =
+          std::fabs(static_cast<double>(gate[i])) * std::exp(-88.0) * std::fabs(up[i]) + 0x1p-148;
       if (!within(out[i], expected, 0x1p-20 * std::fabs(expected) + floor)) ++wrong;
     }
     CHECK(wrong == 0);
@@ -118,7 +126,8 @@ TEST_CASE("bias, residual and rotation") {
       CAPTURE(head_dim);
       constexpr int kTokens = 9, kHeads = 3;
       const auto hd = static_cast<std::size_t>(head_dim), half = hd / 2, row = kHeads * hd;
-      const auto x = random_floats(kTokens * row, 5), bias = random_floats(row, 6), other = random_floats(x.size(), 7);
+      const auto x = random_floats(kTokens * row, 5), bias = random_floats(row, 6),
+                 other = random_floats(x.size(), 7);
       std::vector<float> c(kTokens * half), s(c.size());
       for (std::size_t i = 0; i < c.size(); ++i) {
         c[i] = static_cast<float>(std::cos(static_cast<double>(i)));
@@ -165,13 +174,16 @@ struct Filled {
 };
 
 /// Outputs of attention() that are not within the bound of a float64 softmax.
-int wrong_outputs(const Filled& filled, const std::vector<float>& q, const std::vector<float>& out, int nt, int first) {
+int wrong_outputs(const Filled& filled, const std::vector<float>& q, const std::vector<float>& out, int nt,
+                  int first) {
   const Heads h = filled.cache.heads();
   const auto hd = static_cast<std::size_t>(h.head_dim);
   int wrong = 0;
   for (int t = 0; t < nt; ++t) {
     for (int head = 0; head < h.heads; ++head) {
-      const std::size_t at = (static_cast<std::size_t>(t) * static_cast<std::size_t>(h.heads) + static_cast<std::size_t>(head)) * hd;
+      const std::size_t at =
+          (static_cast<std::size_t>(t) * static_cast<std::size_t>(h.heads) + static_cast<std::size_t>(head)) *
+          hd;
       const auto positions = static_cast<std::size_t>(first + t + 1);
       std::vector<double> scores(positions);
       double most = -std::numeric_limits<double>::infinity(), score_error = 0;
@@ -186,15 +198,17 @@ int wrong_outputs(const Filled& filled, const std::vector<float>& q, const std::
           terms += std::fabs(product);
         }
         scores[p] = sum / std::sqrt(static_cast<double>(hd));
-        score_error = std::max(score_error, (static_cast<double>(hd) + 6) * kUnit * terms / std::sqrt(static_cast<double>(hd)));
+        score_error = std::max(
+            score_error, (static_cast<double>(hd) + 6) * kUnit * terms / std::sqrt(static_cast<double>(hd)));
         most = std::max(most, scores[p]);
       }
       double total = 0;
       for (double& s : scores) total += (s = std::exp(s - most));
-      // Relative error of a weight: of its score and the largest, of their difference, and of the exponential; for
-      // weight and total. Sums: 256 positions of a piece, and the pieces.
+      // Relative error of a weight: of its score and the largest, of their difference, and of the
+      // exponential; for weight and total. Sums: 256 positions of a piece, and the pieces.
       const double weight_error = std::exp(2 * score_error + 100 * kUnit) * (1 + 0x1p-20) - 1;
-      const double relative = 2.1 * (weight_error + (256 + static_cast<double>(positions) / 256 + 30) * kUnit);
+      const double relative =
+          2.1 * (weight_error + (256 + static_cast<double>(positions) / 256 + 30) * kUnit);
       for (std::size_t d = 0; d < hd; ++d) {
         double expected = 0, terms = 0;
         for (std::size_t p = 0; p < positions; ++p) {
@@ -202,7 +216,9 @@ int wrong_outputs(const Filled& filled, const std::vector<float>& q, const std::
           terms += scores[p] / total * std::fabs(filled.v[row(p) + d]);
         }
         // Weights below e^-87 are not distinguished from e^-87.
-        if (!within(out[at + d], expected, relative * terms + 3 * static_cast<double>(positions) * std::exp(-87.0))) ++wrong;
+        if (!within(out[at + d], expected,
+                    relative * terms + 3 * static_cast<double>(positions) * std::exp(-87.0)))
+          ++wrong;
       }
     }
   }
@@ -214,12 +230,14 @@ TEST_CASE("attention: any heads, both caches, against a float64 softmax") {
   on_every_isa([&](const std::string& isa) {
     CAPTURE(isa);
     for (const bool f16 : {false, true}) {
-      for (const Heads h : {Heads{1, 1, 16}, Heads{2, 2, 8}, Heads{4, 2, 64}, Heads{3, 1, 128}, Heads{10, 2, 20},
-                            Heads{14, 2, 64}, Heads{8, 1, 32}, Heads{6, 1, 128}}) {
+      for (const Heads h : {Heads{1, 1, 16}, Heads{2, 2, 8}, Heads{4, 2, 64}, Heads{3, 1, 128},
+                            Heads{10, 2, 20}, Heads{14, 2, 64}, Heads{8, 1, 32}, Heads{6, 1, 128}}) {
         CAPTURE(h.heads);
         CAPTURE(h.head_dim);
         const auto row = static_cast<std::size_t>(h.heads * h.head_dim);
-        for (const auto& [nt, first] : {std::pair{1, 0}, {1, 14}, {1, 16}, {1, 255}, {1, 256}, {1, 600}, {20, 0}, {3, 254}}) {
+        for (const auto& tokens :
+             {std::pair{1, 0}, {1, 14}, {1, 16}, {1, 255}, {1, 256}, {1, 600}, {20, 0}, {3, 254}}) {
+          const int nt = tokens.first, first = tokens.second;
           CAPTURE(nt);
           CAPTURE(first);
           const Filled filled(h, first + nt + 3, f16, first + nt, 2, pool);
@@ -270,7 +288,7 @@ TEST_CASE("attention: bits depend neither on company nor on threads, and later p
       CHECK(same_bits(together, alone));
       std::vector<float> last(row, kNan);
       ladder::cpu::attention(q.data(), filled.cache, last.data(), 1, kFirst, scratch, pool);
-      CHECK(std::memcmp(last.data(), alone.data(), row * sizeof(float)) == 0);
+      CHECK(same_bits(last, std::span(alone).first(row)));
     }
     // NaNs behind a position, as keys of another text may be, stay there.
     Filled poisoned(h, 1024, false, 20, 1, one);
@@ -294,8 +312,10 @@ TEST_CASE("what does not fit is refused") {
   AttentionScratch scratch;
   CHECK_THROWS_AS(cache.store(floats.data(), floats.data(), 2, 7, pool), std::invalid_argument);
   CHECK_THROWS_AS(cache.store(floats.data(), floats.data(), 1, -1, pool), std::invalid_argument);
-  CHECK_THROWS_AS(ladder::cpu::attention(floats.data(), cache, out.data(), 1, 8, scratch, pool), std::invalid_argument);
-  CHECK_THROWS_AS(ladder::cpu::attention(floats.data(), cache, out.data(), 0, 0, scratch, pool), std::invalid_argument);
+  CHECK_THROWS_AS(ladder::cpu::attention(floats.data(), cache, out.data(), 1, 8, scratch, pool),
+                  std::invalid_argument);
+  CHECK_THROWS_AS(ladder::cpu::attention(floats.data(), cache, out.data(), 0, 0, scratch, pool),
+                  std::invalid_argument);
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ const TransformerKernels& kernels() {
   }
 }
 
-// Calls f(begin, end) for ranges of rows, on one thread where there is less to do than waking the others costs.
+// Calls f(begin, end) for ranges of rows, on one thread where there is less to do than waking the others
+// costs.
 template <class F>
 void over_rows(long long rows, long long row_floats, ThreadPool& pool, F&& f) {
   constexpr long long kWorthForking = 1 << 14;  // floats: some microseconds
@@ -51,15 +52,17 @@ void add_bias(float* x, const float* bias, long long nt, long long d, ThreadPool
   });
 }
 
-// A row of the elementwise functions that know no rows: a multiple of 16 elements, so that vectors stay whole.
+// A row of the elementwise functions that know no rows: a multiple of 16 elements, so that vectors stay
+// whole.
 constexpr long long kElementsARow = 1024;
 
 void add_residual(float* x, const float* y, long long count, ThreadPool& pool) {
   const auto add = kernels().add;
-  over_rows((count + kElementsARow - 1) / kElementsARow, kElementsARow, pool, [&](long long begin, long long end) {
-    const long long first = begin * kElementsARow;
-    add(x + first, y + first, std::min(end * kElementsARow, count) - first);
-  });
+  over_rows((count + kElementsARow - 1) / kElementsARow, kElementsARow, pool,
+            [&](long long begin, long long end) {
+              const long long first = begin * kElementsARow;
+              add(x + first, y + first, std::min(end * kElementsARow, count) - first);
+            });
 }
 
 void swiglu(float* gate, const float* up, long long count, ThreadPool& pool) {
@@ -86,14 +89,16 @@ void rope(float* x, const float* cosines, const float* sines, long long nt, int 
   });
 }
 
-// The cache ---------------------------------------------------------------------------------------------------
+// The cache
+// ---------------------------------------------------------------------------------------------------
 
 KvCache::KvCache(Heads heads, int context, bool f16) : heads_(heads), context_(context), f16_(f16) {
-  if (heads.kv_heads < 1 || heads.heads < 1 || heads.heads % heads.kv_heads != 0 || heads.head_dim < 1 || context < 1) {
+  if (heads.kv_heads < 1 || heads.heads < 1 || heads.heads % heads.kv_heads != 0 || heads.head_dim < 1 ||
+      context < 1) {
     throw std::invalid_argument("KV cache: sizes must be at least 1 and heads a multiple of kv_heads, not " +
                                 std::to_string(heads.heads) + " heads, " + std::to_string(heads.kv_heads) +
-                                " kv heads of " + std::to_string(heads.head_dim) + ", " + std::to_string(context) +
-                                " positions");
+                                " kv heads of " + std::to_string(heads.head_dim) + ", " +
+                                std::to_string(context) + " positions");
   }
   keys_.reset(std::calloc(key_bytes(), 1));
   values_.reset(std::calloc(value_bytes(), 1));
@@ -114,7 +119,8 @@ namespace {
 /// One token's key and value of one head, as KV.
 template <class KV>
 void store_head(const KV* k, const KV* v, int head_dim, KV* keys, KV* values, int position) {
-  KV* lane = keys + static_cast<std::size_t>(position / 16) * 16 * static_cast<std::size_t>(head_dim) + position % 16;
+  KV* lane = keys + static_cast<std::size_t>(position / 16) * 16 * static_cast<std::size_t>(head_dim) +
+             position % 16;
   for (int d = 0; d < head_dim; ++d) lane[16 * d] = k[d];
   std::copy_n(v, head_dim, values);
 }
@@ -122,7 +128,8 @@ void store_head(const KV* k, const KV* v, int head_dim, KV* keys, KV* values, in
 void require_positions(const char* what, long long nt, int first, int context) {
   if (nt >= 1 && first >= 0 && nt <= context && first <= context - nt) return;
   throw std::invalid_argument(std::string(what) + ": " + std::to_string(nt) + " positions from " +
-                              std::to_string(first) + " on are not in a context of " + std::to_string(context));
+                              std::to_string(first) + " on are not in a context of " +
+                              std::to_string(context));
 }
 
 }  // namespace
@@ -158,7 +165,8 @@ void KvCache::store(const float* k, const float* v, long long nt, int first, Thr
   });
 }
 
-// Attention ---------------------------------------------------------------------------------------------------
+// Attention
+// ---------------------------------------------------------------------------------------------------
 
 /// Where a call keeps what the pieces give, and what one (token, kv head, piece) has to do.
 class AttentionPlan {
@@ -172,12 +180,15 @@ class AttentionPlan {
         scale_(1 / std::sqrt(static_cast<float>(heads_.head_dim))),
         kernels_(kernels()) {}
 
-  /// Floats of scratch for one token and kv head: scaled queries, then for each piece its results and weighted values.
+  /// Floats of scratch for one token and kv head: scaled queries, then for each piece its results and
+  /// weighted values.
   [[nodiscard]] std::size_t floats(int pieces) const {
     return queries() + static_cast<std::size_t>(pieces) * static_cast<std::size_t>(heads_.group()) *
                            (2 + static_cast<std::size_t>(cache_.value_length()));
   }
-  [[nodiscard]] static int pieces(int positions) { return (positions + kPiecePositions - 1) / kPiecePositions; }
+  [[nodiscard]] static int pieces(int positions) {
+    return (positions + kPiecePositions - 1) / kPiecePositions;
+  }
 
   void scale_queries(long long t, int kv_head, float* scratch) const {
     const float* from = query(t, kv_head);
@@ -197,9 +208,11 @@ class AttentionPlan {
     p.weighted = weighted(scratch, of) + static_cast<long long>(piece) * p.group * p.value_length;
     const std::size_t element = cache_.f16() ? 2 : 4, head = static_cast<std::size_t>(kv_head);
     p.keys = static_cast<const unsigned char*>(cache_.keys_.get()) +
-             head * static_cast<std::size_t>(cache_.blocks()) * 16 * static_cast<std::size_t>(p.head_dim) * element;
+             head * static_cast<std::size_t>(cache_.blocks()) * 16 * static_cast<std::size_t>(p.head_dim) *
+                 element;
     p.values = static_cast<const unsigned char*>(cache_.values_.get()) +
-               head * static_cast<std::size_t>(cache_.context()) * static_cast<std::size_t>(p.value_length) * element;
+               head * static_cast<std::size_t>(cache_.context()) * static_cast<std::size_t>(p.value_length) *
+                   element;
     cache_.f16() ? kernels_.piece_f16(p) : kernels_.piece_f32(p);
   }
 
@@ -207,8 +220,8 @@ class AttentionPlan {
     const long long group = heads_.group(), length = cache_.value_length();
     for (int h = 0; h < group; ++h) {
       float* out = out_ + (t * heads_.heads + kv_head * group + h) * heads_.head_dim;
-      kernels_.combine(results(scratch) + h, group, weighted(scratch, of) + h * length, group * length, of, out,
-                       heads_.head_dim);
+      kernels_.combine(results(scratch) + h, group, weighted(scratch, of) + h * length, group * length, of,
+                       out, heads_.head_dim);
     }
   }
 
@@ -235,8 +248,8 @@ class AttentionPlan {
   const TransformerKernels& kernels_;
 };
 
-void attention(const float* q, const KvCache& cache, float* out, long long nt, int first, AttentionScratch& scratch,
-               ThreadPool& pool) {
+void attention(const float* q, const KvCache& cache, float* out, long long nt, int first,
+               AttentionScratch& scratch, ThreadPool& pool) {
   require_positions("attention", nt, first, cache.context());
   const AttentionPlan plan(q, cache, out, first);
   const int kv_heads = cache.heads().kv_heads;
@@ -245,7 +258,9 @@ void attention(const float* q, const KvCache& cache, float* out, long long nt, i
   if (nt == 1) {  // pieces of all kv heads side by side, then combined
     const auto count = static_cast<std::size_t>(kv_heads);
     if (scratch.floats.size() < count * part) scratch.floats.resize(count * part);
-    const auto of_head = [&](int head) { return scratch.floats.data() + static_cast<std::size_t>(head) * part; };
+    const auto of_head = [&](int head) {
+      return scratch.floats.data() + static_cast<std::size_t>(head) * part;
+    };
     for (int head = 0; head < kv_heads; ++head) plan.scale_queries(0, head, of_head(head));
     const long long units = static_cast<long long>(kv_heads) * most_pieces;
     const auto some = [&](long long begin, long long end, int) {

@@ -1,9 +1,10 @@
-// What stands around the matmuls of a transformer, on the CPU: RMSNorm, bias, RoPE, SwiGLU, residuals, and attention over
-// a KV cache. f32 throughout; keys and values may be kept as f16.
+// What stands around the matmuls of a transformer, on the CPU: RMSNorm, bias, RoPE, SwiGLU, residuals, and
+// attention over a KV cache. f32 throughout; keys and values may be kept as f16.
 //
-// The instruction set is isa() at the time of the call. The bits of a token's results depend on it and on that token's
-// inputs (for attention: on the cache up to its position), and on nothing else: not on nt or on the number of threads.
-// Matrices are row-major; `out` must not overlap the inputs unless a function says that it works in place.
+// The instruction set is isa() at the time of the call. The bits of a token's results depend on it and on
+// that token's inputs (for attention: on the cache up to its position), and on nothing else: not on nt or on
+// the number of threads. Matrices are row-major; `out` must not overlap the inputs unless a function says
+// that it works in place.
 #pragma once
 
 #include <cstddef>
@@ -43,12 +44,14 @@ struct Heads {
   [[nodiscard]] int group() const { return heads / kv_heads; }
 };
 
-/// Keys and values of one layer. Keys stand position by position in SIMD lanes, so that a query meets 16 of them at once:
-///   keys [kv_heads][ceil(context / 16)][head_dim][16]      values [kv_heads][context][head_dim rounded up to 16]
+/// Keys and values of one layer. Keys stand position by position in SIMD lanes, so that a query meets 16 of
+/// them at once:
+///   keys [kv_heads][ceil(context / 16)][head_dim][16]      values [kv_heads][context][head_dim rounded up to
+/// 16]
 class KvCache {
  public:
-  /// Memory is zero and is only taken as it is written. Throws std::invalid_argument for sizes below 1 or heads that are
-  /// no multiple of kv_heads, std::bad_alloc.
+  /// Memory is zero and is only taken as it is written. Throws std::invalid_argument for sizes below 1 or
+  /// heads that are no multiple of kv_heads, std::bad_alloc.
   /// @param f16 elements are f16 (round to nearest even; infinite beyond 65504), else f32
   KvCache(Heads heads, int context, bool f16);
 
@@ -81,11 +84,12 @@ struct AttentionScratch {
   std::vector<float> floats;
 };
 
-/// out[t][h] = softmax(q[t][h] . k / sqrt(head_dim)) v over positions 0 .. first + t, which are in the cache. Scores,
-/// softmax and sums are f32. Work is shared out over tokens, kv heads and, while decoding, pieces of 256 positions.
+/// out[t][h] = softmax(q[t][h] . k / sqrt(head_dim)) v over positions 0 .. first + t, which are in the cache.
+/// Scores, softmax and sums are f32. Work is shared out over tokens, kv heads and, while decoding, pieces of
+/// 256 positions.
 /// @param q, out [nt][heads][head_dim]
 /// Throws std::invalid_argument for nt < 1 or positions outside the context.
-void attention(const float* q, const KvCache& cache, float* out, long long nt, int first, AttentionScratch& scratch,
-               ThreadPool& pool);
+void attention(const float* q, const KvCache& cache, float* out, long long nt, int first,
+               AttentionScratch& scratch, ThreadPool& pool);
 
 }  // namespace ladder::cpu

@@ -37,13 +37,16 @@ LADDER_VECTOR Floats madd(Floats x, Floats y, Floats z) {
 }
 // Of a NaN and a number, the instruction returns its second operand: a NaN in y stays.
 LADDER_VECTOR Floats larger(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-LADDER_VECTOR Floats smaller(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+LADDER_VECTOR Floats smaller(Floats x, Floats y) {
+  return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
 LADDER_VECTOR Floats nearest(Floats v) {
   constexpr int kEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(v.a, kEven), _mm256_round_ps(v.b, kEven)};
 }
 LADDER_VECTOR __m256 power(__m256 n) {  // 2^n by its exponent bits
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 LADDER_VECTOR Floats times_power(Floats x, Floats n) {
   return {_mm256_mul_ps(x.a, power(n.a)), _mm256_mul_ps(x.b, power(n.b))};

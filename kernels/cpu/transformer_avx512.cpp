@@ -22,7 +22,8 @@ LADDER_VECTOR Floats load_halves(const std::uint16_t* p) {
 }
 LADDER_VECTOR void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
 LADDER_VECTOR void store_halves(std::uint16_t* p, Floats v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 LADDER_VECTOR Floats all(float v) { return _mm512_set1_ps(v); }
 LADDER_VECTOR Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }

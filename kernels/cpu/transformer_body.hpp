@@ -1,8 +1,10 @@
-// The code of transformer_kernels.hpp, compiled once for each instruction set. The file that includes this one defines
+// The code of transformer_kernels.hpp, compiled once for each instruction set. The file that includes this
+// one defines
 //   LADDER_TARGET   the target attribute of every function
-//   Floats          a vector of 16 floats, with load, load_halves, store, store_halves, all, add, sub, mul, div,
-//                   madd(a, b, c) = a * b + c, larger, smaller, nearest, times_power(x, n) = x * 2^n, first_or(v, n, other)
-// in ladder::cpu's unnamed namespace.
+//   Floats          a vector of 16 floats, with load, load_halves, store, store_halves, all, add, sub, mul,
+// div,
+//                   madd(a, b, c) = a * b + c, larger, smaller, nearest, times_power(x, n) = x * 2^n,
+// first_or(v, n, other) in ladder::cpu's unnamed namespace.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -153,7 +155,8 @@ LADDER_TARGET_INLINE void score_blocks(const float* q, const KV* keys, int head_
 
 /// weighted[h] = sum over positions of p[h][position] * value, for Vectors * 16 elements of the values.
 template <class KV, int H, int Vectors>
-LADDER_TARGET_INLINE void weigh(const float* p, const KV* values, int value_length, int count, float* weighted) {
+LADDER_TARGET_INLINE void weigh(const float* p, const KV* values, int value_length, int count,
+                                float* weighted) {
   Floats sum[H][Vectors];
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
@@ -182,9 +185,8 @@ LADDER_TARGET_INLINE void weigh(const float* p, const KV* values, int value_leng
 LADDER_TARGET_INLINE PieceResult softmax_piece(float* scores, int count) {
   const float infinity = std::numeric_limits<float>::infinity();
   Floats most = all(-infinity);
-  by_sixteens(count, [&](long long i, int n) LADDER_TARGET {
-    most = larger(first_or(load(scores + i), n, -infinity), most);
-  });
+  by_sixteens(count, [&](long long i, int n)
+                         LADDER_TARGET { most = larger(first_or(load(scores + i), n, -infinity), most); });
   const float largest = largest_lane(most);
   Floats sum = all(0);
   by_sixteens(count, [&](long long i, int n) LADDER_TARGET {
@@ -200,16 +202,20 @@ LADDER_TARGET void attend(const AttentionPiece& piece, int head) {
   alignas(64) float scores[H][kPiecePositions];
   const int count = piece.last - piece.first, blocks = (count + kLanes - 1) / kLanes;
   const float* q = piece.q + head * piece.head_dim;
-  const KV* keys = static_cast<const KV*>(piece.keys) + static_cast<std::size_t>(piece.first) * piece.head_dim;
-  const KV* values = static_cast<const KV*>(piece.values) + static_cast<std::size_t>(piece.first) * piece.value_length;
+  const KV* keys =
+      static_cast<const KV*>(piece.keys) + static_cast<std::size_t>(piece.first) * piece.head_dim;
+  const KV* values =
+      static_cast<const KV*>(piece.values) + static_cast<std::size_t>(piece.first) * piece.value_length;
   float* weighted = piece.weighted + static_cast<std::size_t>(head) * piece.value_length;
   // 1. Scores of 64 positions at a time, then of 16.
   int block = 0;
   for (; block + 4 <= blocks; block += 4) {
-    score_blocks<KV, H, 4>(q, keys + block * kLanes * piece.head_dim, piece.head_dim, &scores[0][kLanes * block]);
+    score_blocks<KV, H, 4>(q, keys + block * kLanes * piece.head_dim, piece.head_dim,
+                           &scores[0][kLanes * block]);
   }
   for (; block < blocks; ++block) {
-    score_blocks<KV, H, 1>(q, keys + block * kLanes * piece.head_dim, piece.head_dim, &scores[0][kLanes * block]);
+    score_blocks<KV, H, 1>(q, keys + block * kLanes * piece.head_dim, piece.head_dim,
+                           &scores[0][kLanes * block]);
   }
   // 2. Softmax of the piece alone; what the other pieces have is made up for when they are combined.
   for (int h = 0; h < H; ++h) piece.results[head + h] = softmax_piece(scores[h], count);
@@ -228,10 +234,17 @@ LADDER_TARGET void attention_piece(const AttentionPiece& piece) {
   int head = 0;
   for (; head + 4 <= piece.group; head += 4) attend<KV, 4>(piece, head);
   switch (piece.group - head) {
-    case 3: attend<KV, 3>(piece, head); break;
-    case 2: attend<KV, 2>(piece, head); break;
-    case 1: attend<KV, 1>(piece, head); break;
-    default: break;
+    case 3:
+      attend<KV, 3>(piece, head);
+      break;
+    case 2:
+      attend<KV, 2>(piece, head);
+      break;
+    case 1:
+      attend<KV, 1>(piece, head);
+      break;
+    default:
+      break;
   }
 }
 
@@ -262,12 +275,9 @@ LADDER_TARGET void combine_pieces(const PieceResult* results, long long result_s
 }  // namespace
 }  // namespace ladder::cpu
 
-#define LADDER_TRANSFORMER_KERNELS                                                                                  \
-  {.rms_norm = rms_norm_row,                                                                                        \
-   .add = add_row,                                                                                                  \
-   .swiglu = swiglu_row,                                                                                            \
-   .rotate = rotate_head,                                                                                           \
-   .to_halves = to_halves,                                                                                          \
-   .piece_f16 = attention_piece<std::uint16_t>,                                                                     \
-   .piece_f32 = attention_piece<float>,                                                                             \
-   .combine = combine_pieces}
+#define LADDER_TRANSFORMER_KERNELS                                                         \
+  {                                                                                        \
+    .rms_norm = rms_norm_row, .add = add_row, .swiglu = swiglu_row, .rotate = rotate_head, \
+    .to_halves = to_halves, .piece_f16 = attention_piece<std::uint16_t>,                   \
+    .piece_f32 = attention_piece<float>, .combine = combine_pieces                         \
+  }

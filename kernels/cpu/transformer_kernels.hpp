@@ -15,14 +15,14 @@ struct PieceResult {
 
 /// The heads of one group, one token, positions first..last-1 of a piece.
 struct AttentionPiece {
-  const float* q;             // [group][head_dim], scaled by 1 / sqrt(head_dim)
-  const void* keys;           // of the kv head: [blocks][head_dim][16]
-  const void* values;         // of the kv head: [context][value_length]
+  const float* q;      // [group][head_dim], scaled by 1 / sqrt(head_dim)
+  const void* keys;    // of the kv head: [blocks][head_dim][16]
+  const void* values;  // of the kv head: [context][value_length]
   int group, head_dim;
-  int value_length;           // head_dim rounded up to 16
-  int first, last;            // first is a multiple of kPiecePositions
-  PieceResult* results;       // [group]
-  float* weighted;            // [group][value_length]
+  int value_length;      // head_dim rounded up to 16
+  int first, last;       // first is a multiple of kPiecePositions
+  PieceResult* results;  // [group]
+  float* weighted;       // [group][value_length]
 };
 
 struct TransformerKernels {
@@ -34,8 +34,8 @@ struct TransformerKernels {
   void (*piece_f16)(const AttentionPiece& piece);
   void (*piece_f32)(const AttentionPiece& piece);
   /// out[head_dim] of one head from its pieces. @param results, weighted of piece i at i * stride of each
-  void (*combine)(const PieceResult* results, long long result_stride, const float* weighted, long long weighted_stride,
-                  int pieces, float* out, int head_dim);
+  void (*combine)(const PieceResult* results, long long result_stride, const float* weighted,
+                  long long weighted_stride, int pieces, float* out, int head_dim);
 };
 
 extern const TransformerKernels kTransformerPortable;

@@ -46,7 +46,8 @@ inline Floats mul(const Floats& a, const Floats& b) {
 inline Floats div(const Floats& a, const Floats& b) {
   return each([&](int i) { return a.lane[i] / b.lane[i]; });
 }
-inline Floats madd(const Floats& a, const Floats& b, const Floats& c) {  // rounds twice: not every CPU can fuse
+inline Floats madd(const Floats& a, const Floats& b,
+                   const Floats& c) {  // rounds twice: not every CPU can fuse
   return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
 }
 inline Floats larger(const Floats& a, const Floats& b) {  // a NaN in b stays

@@ -59,7 +59,9 @@ void run_kernel(void (*kernel)(Params...), unsigned threads, std::size_t shared_
 }
 
 std::uint16_t half_bits(float v) { return __half_as_ushort(__float2half(v)); }
-double half_value(std::uint32_t bits) { return static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(bits & 0xffffu))); }
+double half_value(std::uint32_t bits) {
+  return static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(bits & 0xffffu)));
+}
 
 /// A linear congruential generator: the same numbers everywhere.
 struct Random {

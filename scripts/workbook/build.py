@@ -201,6 +201,11 @@ def _run_logged(command: list[str], log: Path) -> int:
     return done.returncode
 
 
+def qwen(build: Path = BUILD) -> Path:
+    """The final program; `qwen_cuda` beside it is the same with the GPU, and each starts the other where needed."""
+    return build / "chapters" / "09-qwen" / "qwen"
+
+
 def binary_targets() -> list[str]:
     """Ninja targets of the chapter binaries, so that running a rung does not build every test first."""
     try:
@@ -208,6 +213,7 @@ def binary_targets() -> list[str]:
     except (OSError, ValueError):
         return []
     wanted = {str(path.resolve()) for chapter in chapters() for path in (chapter.host, chapter.cuda)}
+    wanted |= {str(path.resolve()) for path in (qwen(), qwen().with_name("qwen_cuda"))}
     return [
         str(Path(name).resolve().relative_to(BUILD.resolve()))
         for target in targets

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import records, run, setup
-from .build import BUILD, Chapter, chapters, ensure_build
-from .common import StepFailed, markdown_table, say, shown
+from .build import BUILD, Chapter, chapters, ensure_build, qwen
+from .common import ROOT, StepFailed, markdown_table, say, shown
 from .records import Record
 
 OUT = BUILD / "demo"
+MODEL = ROOT / "data" / "models" / "tales-f16.gguf"
+STORY = "Once upon a time there was a little"
+STORY_TOKENS = 120
 CLIMB = ("00", "01", "02")
 # Real Qwen2.5 matmuls: one that fits into most caches, one that fits into none.
 LAYERS = ("0.5b.ffn_down", "7b.ffn_down")
@@ -49,6 +54,7 @@ def command_demo(args: argparse.Namespace) -> int:
     print(roofline_table(made))
     print_checks(checks)
     draw(made, file)
+    tell_a_story()
     print(f"\ndone in {time.monotonic() - started:.0f} s; records in {shown(file)}")
     return 0
 
@@ -128,6 +134,17 @@ def emulate(chapter: Chapter) -> list[Record]:
             raise StepFailed(f"{chapter.name} failed on the emulator with status {status} (the lines above say why)")
         made += new
     return made
+
+
+def tell_a_story() -> None:
+    """The final program continues a story, on the GPU if there is one, else on the CPU."""
+    command = [qwen(), "run", MODEL, STORY, "-n", str(STORY_TOKENS), "--temp", "0.6", "--seed", "1"]
+    print(
+        f"\n== {' '.join(shown(part) if isinstance(part, Path) else shlex.quote(part) for part in command)}", flush=True
+    )
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, check=False)
+    if done.returncode:
+        raise StepFailed(f"qwen failed with status {done.returncode} (the lines above say why)")
 
 
 def roofline_table(made: Sequence[Record]) -> str:

@@ -1,0 +1,146 @@
+// An engine with the bundled model against logits and greedy text that a NumPy implementation in float64
+// computed (data/models/tales-reference.gguf; its fields: scripts/workbook/tales/reference.py).
+// Compiled with -DLADDER_MODELS="...", the folder of the bundled models; with -DLADDER_ON_DEVICE for the device of the
+// build (GPU or emulator), without for the CPU.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/09-qwen/engine.hpp"
+#include "chapters/09-qwen/gguf.hpp"
+#include "chapters/09-qwen/model.hpp"
+
+namespace {
+
+using namespace ladder;
+using namespace ladder::qwen;
+
+template <class T>
+std::vector<T> numbers(const gguf::File& file, const std::string& key) {
+  const auto* array = file.get<const gguf::Array*>(key);
+  REQUIRE(array->bytes.size() == array->count * sizeof(T));
+  std::vector<T> v(array->count);
+  std::memcpy(v.data(), array->bytes.data(), array->bytes.size());
+  return v;
+}
+
+const std::string kModels = LADDER_MODELS;
+
+#if defined(LADDER_ON_DEVICE)
+std::unique_ptr<Engine> make_engine(const Model& model, const EngineOptions& options) {
+  return make_device_engine(model, options);
+}
+/// The emulator takes a quarter of a second for a token: it does a part, which has every kernel in it.
+bool in_parts() { return std::string(device_executor()) == "emulator"; }
+#else
+std::unique_ptr<Engine> make_engine(const Model& model, const EngineOptions& options) {
+  return make_cpu_engine(model, options);
+}
+bool in_parts() { return false; }
+#endif
+
+std::vector<std::string> sets_of(bool yarn) {
+  if (yarn)
+    return in_parts() ? std::vector<std::string>{"yarn0"} : std::vector<std::string>{"yarn0", "yarn1"};
+  return in_parts() ? std::vector<std::string>{"prompt0", "prompt1"}
+                    : std::vector<std::string>{"prompt0", "prompt1", "prompt2", "prompt3"};
+}
+
+/// Largest difference of the stored rows of a prompt's logits; infinite if any is not finite.
+double worst_difference(Engine& engine, const gguf::File& reference, const std::string& set,
+                        std::size_t vocabulary) {
+  const auto tokens = numbers<std::int32_t>(reference, set + ".tokens");
+  const auto rows = numbers<std::uint32_t>(reference, set + ".rows");
+  const gguf::Tensor* stored = reference.tensor(set + ".logits");
+  REQUIRE(stored != nullptr);
+  REQUIRE(stored->elements() == static_cast<std::int64_t>(rows.size() * vocabulary));
+  std::vector<float> expected(rows.size() * vocabulary);
+  std::memcpy(expected.data(), stored->data.data(), stored->data.size());
+  std::vector<float> logits(tokens.size() * vocabulary, std::numeric_limits<float>::quiet_NaN());
+  engine.evaluate(tokens, logits);
+  double worst = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::size_t i = 0; i < vocabulary; ++i) {
+      const float got = logits[rows[r] * vocabulary + i];
+      if (!std::isfinite(got)) return std::numeric_limits<double>::infinity();
+      worst = std::max(worst, std::fabs(static_cast<double>(got) - expected[r * vocabulary + i]));
+    }
+  }
+  return worst;
+}
+
+TEST_CASE("logits of the bundled model within the reference's limit, YaRN included") {
+  const gguf::File file(kModels + "/tales-f16.gguf"), reference(kModels + "/tales-reference.gguf");
+  for (const bool yarn : {false, true}) {
+    Model model(file);
+    if (yarn) {
+      model.hp.yarn =
+          Yarn{reference.get<float>("yarn.factor"), reference.get<std::int32_t>("yarn.original_context")};
+    }
+    const auto v = static_cast<std::size_t>(model.hp.vocabulary);
+    for (const std::string& set : sets_of(yarn)) {
+      CAPTURE(set);
+      EngineOptions options;
+      options.kv_f16 = false;
+      const auto engine = make_engine(model, options);
+      CHECK(worst_difference(*engine, reference, set, v) <=
+            static_cast<double>(reference.get<float>(set + ".limit")));
+    }
+    if (yarn) continue;
+    // A cache in f16 is another computation: near, and not the same.
+    const auto engine = make_engine(model, EngineOptions{});
+    const double f16 = worst_difference(*engine, reference, "prompt1", v);
+    CHECK(f16 <= 5e-3);
+    CHECK(f16 > static_cast<double>(reference.get<float>("prompt1.limit")));
+  }
+}
+
+TEST_CASE("greedy text of the bundled model: 128 tokens") {
+  const gguf::File file(kModels + "/tales-f16.gguf"), reference(kModels + "/tales-reference.gguf");
+  const Model model(file);
+  const std::vector<std::string> sets = in_parts()
+                                            ? std::vector<std::string>{"prompt1"}
+                                            : std::vector<std::string>{"prompt0", "prompt1", "prompt2"};
+  for (const std::string& set : sets) {
+    CAPTURE(set);
+    const auto expected = numbers<std::int32_t>(reference, set + ".greedy");
+    REQUIRE(expected.size() == 128);
+    for (const bool f16 : {true, false}) {
+      if (in_parts() && !f16) continue;
+      EngineOptions options;
+      options.kv_f16 = f16;
+      const auto engine = make_engine(model, options);
+      std::vector<float> logits(static_cast<std::size_t>(model.hp.vocabulary));
+      engine->evaluate(numbers<std::int32_t>(reference, set + ".tokens"), logits);
+      std::vector<std::int32_t> greedy;
+      while (greedy.size() < expected.size()) {
+        greedy.push_back(
+            static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+        engine->evaluate({&greedy.back(), 1}, logits);
+      }
+      CHECK(greedy == expected);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+#if defined(LADDER_ON_DEVICE)
+  if (!device_present()) {
+    std::printf("no CUDA device, or no driver for one\n");
+    return 77;  // Meson: skipped
+  }
+#endif
+  doctest::Context context(argc, argv);
+  return context.run();
+}
