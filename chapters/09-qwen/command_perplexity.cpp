@@ -8,6 +8,7 @@
 #include "chapters/09-qwen/perplexity.hpp"
 #include "chapters/09-qwen/progress.hpp"
 #include "chapters/09-qwen/session.hpp"
+#include "harness/device/cpu_info.hpp"
 #include "harness/experiment/json.hpp"
 
 namespace ladder::qwen {
@@ -47,6 +48,7 @@ int perplexity_command(const PerplexityOptions& options) {
               .add("file", valid_utf8(options.load.model))
               .add("text", valid_utf8(options.file))
               .add("executor", engine->info().executor)
+              .add("device", on_device ? slugify(engine->info().device) : cpu_info().slug)
               .add("perplexity", result.perplexity)
               .add("standard_error", result.standard_error)
               .add("mean_nll", result.mean_nll)

@@ -61,7 +61,7 @@ class Errors(ProjectCase):
         self.assertNotIn("Traceback", done.stderr)
 
     def test_help_everywhere(self):
-        commands = ["demo", "test", "doctor", "list", "run", "counters", "plot", "compare", "record", "weave"]
+        commands = ["demo", "test", "doctor", "list", "run", "counters", "plot", "compare", "record", "engine", "weave"]
         for command in ([], *([name] for name in commands)):
             done = self.ladder(*command, "--help")
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -98,6 +98,28 @@ class Weave(ProjectCase):
         self.record_all()
         self.assert_woven("ladder_table()", "[42](README.md)", "the quick one", "18.0 (90.0 %)")
 
+    def engine_record(self, file_type: str, **more) -> dict:
+        model = {"size": "0.5B", "file_type": file_type, "bytes_per_token": 4e8 if file_type == "Q8_0" else 3e8}
+        return {
+            **{"schema": 1, "rung": "engine", "executor": "cpu", "device": DEVICE, "model": model, "test": "tg128"},
+            **{"tokens_per_s": {"mean": 70.0, "stddev": 0.5}, "percent_of_roof": 80.0},
+            **{
+                "date": "2026-01-02T03:04:05Z",
+                "toolchain": "gcc 12",
+                "command": "scripts/ladder engine 0.5b:Q4_0",
+                **more,
+            },
+        }
+
+    def test_engine_table(self):
+        older = self.engine_record("Q4_0", date="2026-01-01T00:00:00Z", tokens_per_s={"mean": 60.0, "stddev": 1.0})
+        self.write_runs(older, self.engine_record("Q4_0"), self.engine_record("Q8_0"))
+        made = self.assert_woven(f'engine_table("{DEVICE}", ["tg128"])', "70.0 ± 0.5 tok/s", "80.0", "2026-01-02")
+        self.assertNotIn("60.0", made, "the newest record of a model counts")
+        self.assertLess(made.index("Q8_0"), made.index("Q4_0"), "most bytes first")
+        self.assert_fails(f'engine_table("{DEVICE}", ["tg128", "pp512"])', "pp512")
+        self.assert_fails(f'engine_table("{DEVICE}", ["tg128"], name="tales")', "tales")
+
     def test_invalid_points_are_marked_and_explained(self):
         self.record_all(valid=False, why_not="operands stay in L2")
         self.assert_woven("table(nt=1)", "90.0 % †", "† not valid: operands stay in L2.")

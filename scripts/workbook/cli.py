@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    from . import emulate, run
+    from . import emulate, engine, run
 
     top = Parser(
         prog="scripts/ladder",
@@ -107,6 +107,14 @@ def make_parser() -> Parser:
         "Example: scripts/ladder emulate my_kernel.cu -- 64",
     )
     emulate.add_emulate(own)
+
+    whole = add(
+        "engine",
+        "measure a whole model with the final program",
+        "Speed as llama-bench measures it, or perplexity; --runs keeps the records. "
+        "Example: scripts/ladder engine 0.5b:Q4_0 --on cpu -p 512 -n 128",
+    )
+    engine.add_engine(whole)
 
     compare = add("compare", "time two rungs in turn (A/B/A/B) and say which is faster")
     compare.add_argument("a", metavar="A", help="rung id")

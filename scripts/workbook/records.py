@@ -141,10 +141,11 @@ FIELDS: dict[str, Check] = {
     "clocks": _flat,
     "peer": _object({"name": _text}, {"version": _text}),
     # Whole-model records (rung "engine").
-    "model": _object({"size": _text, "file_type": _text, "bytes_per_token": _positive}),
+    "model": _object({"size": _text, "file_type": _text, "bytes_per_token": _positive}, {"name": _text}),
     "test": _text,
     "tokens_per_s": _object({"mean": _positive, "stddev": _not_negative}, {"samples": _samples}),
     "kernels_per_token": _positive,
+    "perplexity": _object({"value": _positive, "standard_error": _not_negative}),
     # Added by scripts/ladder.
     "source_sha256": _matches(_SHA256, "64 hexadecimal digits"),
     "git": _text,
@@ -153,6 +154,7 @@ FIELDS: dict[str, Check] = {
     "command": _text,
 }
 REQUIRED = ("schema", "rung", "executor", "device")
+MEASURED = ("time_ns", "check", "counters", "tokens_per_s", "perplexity")
 REQUIRED_WHEN_COMMITTED = ("date", "toolchain", "command")
 
 
@@ -166,8 +168,8 @@ def problems(record: Record, committed: bool = False) -> list[str]:
             found.append(f"{name} {wrong}")
     if found:
         return found
-    if not any(name in record for name in ("time_ns", "check", "counters", "tokens_per_s")):
-        found.append("says nothing: it has none of time_ns, check, counters, tokens_per_s")
+    if not any(name in record for name in MEASURED):
+        found.append(f"says nothing: it has none of {', '.join(MEASURED)}")
     time = record.get("time_ns")
     if time and not time["q1"] <= time["median"] <= time["q3"]:
         found.append("time_ns must have q1 <= median <= q3")

@@ -28,7 +28,7 @@ from typing import Any
 from cogapp import Cog
 from cogapp.cogapp import CogError
 
-from . import devices, listing, records
+from . import devices, engine, listing, records
 from .build import CHAPTERS
 from .common import ROOT, UserError, markdown_table, one_of, say, shown
 from .records import Line, Record
@@ -196,6 +196,31 @@ class Weaver:
         self.emit(text)
         if note:
             self.emit("\n" + _caption(rows, marked="†" in text))
+
+    def engine_table(self, device: str, test: Sequence[str], name: str | None = None) -> None:
+        """Records of whole models on one device: a row for each model and test, in the order of bytes per token.
+
+        @param name only models of that name (general.name); those of random weights have none
+        """
+        newest: dict[tuple[str, ...], Record] = {}
+        for line in sorted(self.lines, key=lambda line: str(line.record.get("date", ""))):
+            record = line.record
+            model = record.get("model", {})
+            if record["rung"] != "engine" or record["device"] != device or model.get("name") != name:
+                continue
+            if record.get("test") in test:
+                newest[model["size"], model["file_type"], record["test"]] = record
+        if not newest:
+            raise Failure(f"no record of a whole model on {device} with test {', '.join(test)} and name {name}")
+        missing = [t for t in test if all(t != key[2] for key in newest)]
+        if missing:
+            raise Failure(f"no record of a whole model on {device} with test {missing[0]}")
+        rows = sorted(newest.values(), key=lambda r: (-r["model"]["bytes_per_token"], list(test).index(r["test"])))
+        self.emit(engine.as_table(rows))
+        dates = sorted({record["date"][:10] for record in rows})
+        self.emit(
+            f"\n*{device}, {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}; the commands are in the records.*"
+        )
 
     def ladder_table(
         self, layer: str = "7b.ffn_down", nt: int = 1, mode: str = "cold", devices: Sequence[str] | None = None
@@ -607,7 +632,7 @@ def weave_page(weaver: Weaver, path: Path) -> tuple[str, str, list[str]]:
     weaver.emit = lambda piece: cog.cogmodule.outl(piece)
     cog.options.defines = {
         name: _guarded(getattr(weaver, name), weaver, failures, cog)
-        for name in ("code", "table", "ladder_table", "bytes_table", "value", "plot", "output")
+        for name in ("code", "table", "engine_table", "ladder_table", "bytes_table", "value", "plot", "output")
     }
     try:
         new = cog.process_string(text, fname=str(path))
