@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the committed CPU records of chapters 00 to 02. Run it on an otherwise idle machine: the twins use every core.
+# Makes the committed CPU records of chapters 00 to 03 and of the final program. Run it on an otherwise idle machine: the twins use every core.
 # Usage: scripts/record_cpu.sh RUNS_FOLDER [--no-build]   (about ten minutes on two cores; needs 5 GB of free memory)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,3 +15,10 @@ scripts/ladder record gemv_vec "${options[@]}" --layer "$(layers 7b)" --nt 1,2,4
 scripts/ladder record gemv_vec "${options[@]}" --layer 0.5b.output,7b.output --nt 1,8
 # The scalar twin is slow at what it is not for; a few token rows are enough to see that.
 scripts/ladder record gemv_scalar "${options[@]}" --layer "$(layers 0.5b),$(layers 7b)" --nt 1,8
+scripts/ladder record 03 "${options[@]}" --layer 7b.ffn_gate,0.5b.ffn_down --nt 1
+
+engine=("$@" --on cpu --runs "$runs")
+scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 "${engine[@]}" -p 512 -n 128
+tales=data/models/tales-f16.gguf
+types=(BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS Q3_K_L Q3_K_M Q3_K_S Q2_K)
+scripts/ladder engine "$tales" "${types[@]/#/$tales:}" "${engine[@]}" --perplexity data/models/tales-heldout.txt

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the committed GPU records of chapters 00 to 02: checks first, then times, then compares with cuBLAS.
+# Makes the committed GPU records of chapters 00 to 03 and of the final program: checks first, then times, then compares
+# with cuBLAS.
 # Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about six minutes on an H200)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,3 +23,6 @@ done
 scripts/ladder record gemv_vec_w1 gemv_vec_w2 gemv_vec_w4 gemv_vec_w8 "${options[@]}" --nt 1,8 --time-limit-ms 100 \
   --layer 0.5b.attn_q,0.5b.ffn_gate,0.5b.ffn_down,0.5b.output,7b.attn_q,7b.ffn_gate,7b.ffn_down,7b.output
 scripts/ladder record gemv_vec_lane gemv_vec "${options[@]}" --nt 1 --mode hot --layer 0.5b.attn_q,0.5b.ffn_down,7b.ffn_down
+scripts/ladder record 03 "${options[@]}" --layer "$all_layers,$heads" --nt 1 --time-limit-ms 60
+scripts/ladder record 03 "${options[@]}" --layer 0.5b.ffn_down,7b.ffn_down --nt 2,8 --time-limit-ms 60
+scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:F16 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 512 -n 128

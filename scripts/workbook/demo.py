@@ -19,7 +19,7 @@ OUT = BUILD / "demo"
 MODEL = ROOT / "data" / "models" / "tales-f16.gguf"
 STORY = "Once upon a time there was a little"
 STORY_TOKENS = 120
-CLIMB = ("00", "01", "02")
+CLIMB = ("00", "01", "02", "03")
 # Real Qwen2.5 matmuls: one that fits into most caches, one that fits into none.
 LAYERS = ("0.5b.ffn_down", "7b.ffn_down")
 ROWS = {"gpu": "1,2,4,8,16,64", "cpu": "1,2,4,8,16,64"}
@@ -103,8 +103,11 @@ def plans(chapter: Chapter, executor: str, quick: bool) -> list[list[str]]:
                 f"{free / 1e9:.1f} GB are free"
             )
             continue
-        # The scalar rungs stream the weights once a token: many tokens only cost time there.
-        nt = rows if executor == "gpu" or chapter.number != "01" else rows.split(",")[0] + ("" if quick else ",4")
+        nt = rows
+        if chapter.number == "01" and executor != "gpu" and not quick:
+            nt = "1,4"  # the scalar twin streams the weights once a token: many tokens only cost time there
+        if chapter.number == "03":
+            nt = "1"  # a rung for each storage type: decode shows what they are about
         found.append(["--layer", name, "--nt", nt, *limit])
     return found
 

@@ -163,7 +163,8 @@ def as_table(made: Sequence[Record]) -> str:
         else:
             result = f"{record['perplexity']['value']:.3f} ± {record['perplexity']['standard_error']:.3f}"
         name = f"{model.get('name', '')} {model['size']} {model['file_type']}".strip()
-        rows.append(
-            [name, record["test"], f"{model['bytes_per_token'] / 1e6:,.1f}", result, f"{roof:.1f}" if roof else ""]
-        )
-    return markdown_table(["model", "test", "MB per token", "result", "% of roof"], rows, range(2, 5))
+        row = [name, record["test"], f"{model['bytes_per_token'] / 1e6:,.1f}", result]
+        rows.append([*row, f"{roof:.1f}" if roof else ""])
+    head = ["model", "test", "MB per token", "result", "% of roof"]
+    columns = len(head) if any(row[-1] for row in rows) else len(head) - 1
+    return markdown_table(head[:columns], [row[:columns] for row in rows], range(2, columns))

@@ -256,7 +256,7 @@ class Weaver:
         self.emit(markdown_table(header, rows))
         self.emit(
             f"\n<sub>{layer}, nt = {nt}, {mode} operands: GB/s of compulsory traffic, and percent of the roof "
-            "measured in the same run. Empty: no twin on that device.</sub>"
+            "measured in the same run. Empty: not measured on that device, or no twin.</sub>"
         )
 
     def bytes_table(
