@@ -22,8 +22,9 @@ constexpr std::uint32_t kVersion = 3;
 using Bytes = std::vector<std::byte>;
 
 void put(Bytes& out, const void* from, std::size_t count) {
-  const auto* bytes = static_cast<const std::byte*>(from);
-  out.insert(out.end(), bytes, bytes + count);
+  const std::size_t at = out.size();
+  out.resize(at + count);
+  if (count > 0) std::memcpy(out.data() + at, from, count);
 }
 template <class T>
 requires std::is_arithmetic_v<T>
