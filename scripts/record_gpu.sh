@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Makes the committed GPU records of chapters 00 to 03 and of the final program: checks first, then times, then compares
-# with cuBLAS.
+# Makes the committed GPU records of chapters 00 to 03 and of the final program: checks first, then times.
 # Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about six minutes on an H200)
 set -euo pipefail
 cd "$(dirname "$0")/.."

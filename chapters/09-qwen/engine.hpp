@@ -56,6 +56,15 @@ class ContextFull : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Options with what they leave open filled in: the context, and a batch that is not larger. Throws
+/// std::invalid_argument for a negative context or number of threads and for a batch below 1.
+[[nodiscard]] EngineOptions completed(EngineOptions options, const Hyperparameters& hp);
+/// Throws what Engine::evaluate says. @param logits how many floats there is room for
+void check_evaluate(const Engine& engine, int vocabulary, std::span<const std::int32_t> tokens,
+                    std::size_t logits);
+/// Throws what Engine::truncate says: std::invalid_argument for a position beyond the cache.
+void check_truncate(const Engine& engine, int position);
+
 /// The CPU twins: threads and SIMD.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(const Model& model, const EngineOptions& options);
 /// The device of this build: the GPU in a CUDA build, the emulator otherwise (engine_device.cu).

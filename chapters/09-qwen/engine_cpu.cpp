@@ -24,19 +24,7 @@
 namespace ladder::qwen {
 namespace {
 
-constexpr int kDefaultMostContext = 4096;  ///< tokens of KV cache when none are asked for
-constexpr int kMostLogitsRows = 64;        ///< rows that are normalised at once for their logits
-
-/// The options with every default filled in. Throws std::invalid_argument.
-EngineOptions completed(EngineOptions o, const Hyperparameters& hp) {
-  if (o.context < 0)
-    throw std::invalid_argument("context must be at least 1 token, not " + std::to_string(o.context));
-  if (o.batch < 1)
-    throw std::invalid_argument("batch must be at least 1 row, not " + std::to_string(o.batch));
-  if (o.context == 0) o.context = std::min(hp.context_length, kDefaultMostContext);
-  o.batch = std::min(o.batch, o.context);
-  return o;
-}
+constexpr int kMostLogitsRows = 64;  ///< rows that are normalised at once for their logits
 
 /// Every tensor that a forward pass reads whole, once each (a tied output is the embedding).
 std::vector<const gguf::Tensor*> used_tensors(const Model& model) {
@@ -154,7 +142,7 @@ class CpuEngine final : public Engine {
 
   void evaluate(std::span<const std::int32_t> tokens, std::span<float> logits) override {
     const auto vocabulary = static_cast<std::size_t>(model_.hp.vocabulary);
-    require_valid(tokens, logits);
+    check_evaluate(*this, model_.hp.vocabulary, tokens, logits.size());
     const bool every_row = logits.size() != vocabulary;  // with one token both are the same
     const auto n = static_cast<int>(tokens.size());
     for (int done = 0; done < n; done += options_.batch) {
@@ -174,37 +162,11 @@ class CpuEngine final : public Engine {
   }
 
   void truncate(int position) override {
-    if (position < 0 || position > position_) {
-      throw std::invalid_argument("truncate: position must be 0 to " + std::to_string(position_) + ", not " +
-                                  std::to_string(position));
-    }
+    check_truncate(*this, position);
     position_ = position;
   }
 
  private:
-  /// Throws what Engine::evaluate says.
-  void require_valid(std::span<const std::int32_t> tokens, std::span<const float> logits) const {
-    const auto vocabulary = static_cast<std::size_t>(model_.hp.vocabulary);
-    if (tokens.empty()) throw std::invalid_argument("evaluate: no tokens");
-    for (const std::int32_t id : tokens) {
-      if (id < 0 || id >= model_.hp.vocabulary) {
-        throw std::invalid_argument("evaluate: token " + std::to_string(id) +
-                                    " is outside the vocabulary, 0 to " +
-                                    std::to_string(model_.hp.vocabulary - 1));
-      }
-    }
-    if (!logits.empty() && logits.size() != vocabulary && logits.size() != tokens.size() * vocabulary) {
-      throw std::invalid_argument("evaluate: room for " + std::to_string(logits.size()) +
-                                  " logits, expected 0, " + std::to_string(vocabulary) + " or " +
-                                  std::to_string(tokens.size() * vocabulary));
-    }
-    if (tokens.size() > static_cast<std::size_t>(options_.context - position_)) {
-      throw ContextFull("the context is full: " + std::to_string(position_) + " of " +
-                        std::to_string(options_.context) + " tokens are taken, and " +
-                        std::to_string(tokens.size()) + " more do not fit");
-    }
-  }
-
   static const float* floats_of(const gguf::Tensor* t) {
     return reinterpret_cast<const float*>(t->data.data());
   }

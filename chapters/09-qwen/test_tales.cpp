@@ -1,7 +1,7 @@
 // An engine with the bundled model against logits and greedy text that a NumPy implementation in float64
 // computed (data/models/tales-reference.gguf; its fields: scripts/workbook/tales/reference.py).
-// Compiled with -DLADDER_MODELS="...", the folder of the bundled models; with -DLADDER_ON_DEVICE for the device of the
-// build (GPU or emulator), without for the CPU.
+// With -DLADDER_ON_DEVICE for the device of the build (GPU or emulator), without for the CPU. -DLADDER_MODELS="..." is
+// the folder of the bundled models.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
@@ -14,6 +14,10 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#if !defined(LADDER_MODELS)
+#define LADDER_MODELS "data/models"  // from the project's root
+#endif
 
 #include "chapters/09-qwen/engine.hpp"
 #include "chapters/09-qwen/gguf.hpp"

@@ -5,21 +5,11 @@
 #include <utility>
 
 #define LADDER_TARGET __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")))
+#include "kernels/cpu/lanes_avx512.hpp"
 #include "kernels/cpu/quant_codes_x86.hpp"
 
 namespace ladder::cpu {
 namespace {
-
-// Adds the 16 lanes as a fixed tree: 16 -> 8 -> 4 -> 2 -> 1.
-LADDER_TARGET_INLINE float sum_of_lanes(__m512 v) {
-  const __m512d halves = _mm512_castps_pd(v);
-  const __m256 low = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 0));
-  const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 1));
-  const __m256 eight = _mm256_add_ps(low, high);
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
-}
 
 // Two chains of sums for each row and token, even and odd runs, so that one multiply-add need not wait for
 // the last.

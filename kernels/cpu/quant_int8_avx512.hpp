@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cpu/lanes_avx512.hpp"
 #include "kernels/cpu/quant_acts.hpp"
 #include "kernels/cpu/quant_tile.hpp"
 #include "kernels/quant/blocks.hpp"
@@ -576,17 +577,6 @@ LADDER_INLINE __m512i dot4(__m512i sum, __m512i codes, __m512i acts) {
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(codes, 8), _mm512_srai_epi16(acts, 8));
   return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
 #endif
-}
-
-// Adds the 16 lanes as a fixed tree: 16 -> 8 -> 4 -> 2 -> 1.
-LADDER_INLINE float sum_of_lanes(__m512 v) {
-  const __m512d halves = _mm512_castps_pd(v);
-  const __m256 low = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 0));
-  const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 1));
-  const __m256 eight = _mm256_add_ps(low, high);
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
 // How far ahead of its rows a tile prefetches weights, in bytes: the hardware alone does not keep

@@ -1,0 +1,55 @@
+// What every engine checks before it does anything.
+#include "chapters/09-qwen/engine.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace ladder::qwen {
+namespace {
+
+constexpr int kDefaultMostContext = 4096;  // tokens, where nothing else is asked for
+
+}  // namespace
+
+EngineOptions completed(EngineOptions options, const Hyperparameters& hp) {
+  const auto refuse = [](const char* what, int value) {
+    throw std::invalid_argument(std::string(what) + ", not " + std::to_string(value));
+  };
+  if (options.context < 0) refuse("context must be at least 1 token", options.context);
+  if (options.batch < 1) refuse("batch must be at least 1 row", options.batch);
+  if (options.threads < 0) refuse("threads must be at least 0", options.threads);
+  if (options.context == 0) options.context = std::min(hp.context_length, kDefaultMostContext);
+  options.batch = std::min(options.batch, options.context);
+  return options;
+}
+
+void check_evaluate(const Engine& engine, int vocabulary, std::span<const std::int32_t> tokens,
+                    std::size_t logits) {
+  if (tokens.empty()) throw std::invalid_argument("evaluate: no tokens");
+  for (const std::int32_t id : tokens) {
+    if (id < 0 || id >= vocabulary) {
+      throw std::invalid_argument("evaluate: token " + std::to_string(id) +
+                                  " is outside the vocabulary, 0 to " + std::to_string(vocabulary - 1));
+    }
+  }
+  const auto row = static_cast<std::size_t>(vocabulary);
+  if (logits != 0 && logits != row && logits != tokens.size() * row) {
+    throw std::invalid_argument("evaluate: room for " + std::to_string(logits) + " logits, expected 0, " +
+                                std::to_string(row) + " or " + std::to_string(tokens.size() * row));
+  }
+  if (tokens.size() > static_cast<std::size_t>(engine.context() - engine.position())) {
+    throw ContextFull("the context is full: " + std::to_string(engine.position()) + " of " +
+                      std::to_string(engine.context()) + " tokens are taken, and " +
+                      std::to_string(tokens.size()) + " more do not fit");
+  }
+}
+
+void check_truncate(const Engine& engine, int position) {
+  if (position < 0 || position > engine.position()) {
+    throw std::invalid_argument("truncate: position must be 0 to " + std::to_string(engine.position()) +
+                                ", not " + std::to_string(position));
+  }
+}
+
+}  // namespace ladder::qwen
