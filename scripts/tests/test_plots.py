@@ -54,6 +54,16 @@ class Drawing(unittest.TestCase):
         self.assertEqual(roofs.measured_gbps, 18.5)
         self.assertEqual({(c.title, c.gops) for c in roofs.peaks}, {("f32 FMA", 95.0), ("int8 dot", 300.0)})
 
+    def test_intensity_draws_curves_of_one_storage_type(self):
+        single = committed(made_record("fake_packed", 1, type="q4_0"), "a" * 64)
+        lines = [*self.lines, Line(single, Path("x.jsonl"), 99)]
+        drawn = self.plots.choose(lines, "intensity", DEVICE)
+        self.assertEqual({line.record["rung"] for line in drawn.points}, {"fake_slow", "fake_fast"})
+        everything = self.plots.choose(lines, "roofline", DEVICE)
+        self.assertIn("fake_packed", {line.record["rung"] for line in everything.points})
+        asked = self.plots.choose(lines, "intensity", DEVICE, rungs=["fake_packed"])
+        self.assertEqual({line.record["rung"] for line in asked.points}, {"fake_packed"})
+
     def test_roofs_without_probes_come_from_the_records(self):
         points = [line for line in self.lines if "shape" in line.record]
         roofs = self.plots.roofs_of(DEVICE, points)

@@ -185,6 +185,8 @@ def choose(
             if rung not in have:
                 raise one_of(f"record of {device}, {layer}, for rung", rung, sorted(have))
         chosen = [line for line in chosen if line.record["rung"] in rungs]
+    elif kind == "intensity":
+        chosen = _curves(chosen)
     if nt is not None:
         rows = sorted({line.record["shape"]["nt"] for line in chosen})
         for wanted in nt:
@@ -193,6 +195,21 @@ def choose(
         chosen = [line for line in chosen if line.record["shape"]["nt"] in nt]
     others = tuple(name for name in known if name != layer)
     return Choice(kind, device, layer, mode, tuple(chosen), tuple(mine), others)
+
+
+def _curves(points: list[Line]) -> list[Line]:
+    """Rungs of the storage type that has most rungs with several nt: curves that can be compared, over one floor.  All
+    points if there is no curve."""
+    rows: dict[tuple[str, str], set[int]] = {}
+    for line in points:
+        rows.setdefault((line.record.get("type", ""), line.record["rung"]), set()).add(line.record["shape"]["nt"])
+    curves = [name for name, found in rows.items() if len(found) > 1]
+    if not curves:
+        return points
+    types = [type_ for type_, _ in curves]
+    usual = max(dict.fromkeys(types), key=types.count)
+    return [line for line in points if (line.record.get("type", ""), line.record["rung"]) in curves
+            and line.record.get("type", "") == usual]  # fmt: skip
 
 
 def _layer_rank(name: str, points: Sequence[Line]) -> tuple[int, float]:
