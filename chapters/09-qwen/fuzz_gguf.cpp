@@ -1,12 +1,8 @@
 // Arbitrary bytes into the reader and the model: whatever they are, the answer is an object or a FileError.
 //
-// With libFuzzer (one line): clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -DLADDER_LIBFUZZER
-// -I.
-//   chapters/09-qwen/{fuzz_gguf,gguf,gguf_writer,model,file_types,census}.cpp -o fuzz_gguf
-//   and then ./fuzz_gguf -max_len=8192 CORPUS
-// Without it, by any compiler: `fuzz_gguf [--runs N] [--seed N] [FILE...]` mutates the crafted files and
-// FILEs a
-//   bounded number of times; `fuzz_gguf --write-corpus DIR` writes the crafted files as seeds.
+// With libFuzzer: `ninja -C build chapters/09-qwen/fuzz_gguf_libfuzzer`, then run it with -max_len=8192 CORPUS.
+// Without it, by any compiler: `fuzz_gguf [--runs N] [--seed N] [FILE...]` mutates the crafted files and FILEs
+// a bounded number of times; `fuzz_gguf --write-corpus DIR` writes the crafted files as seeds.
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>

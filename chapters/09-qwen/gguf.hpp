@@ -94,8 +94,7 @@ class File {
   /// Opens a file, or all parts of a split one when `path` is its first part. Throws FileError; nothing is
   /// allocated for a count before the file is known to be long enough for it.
   /// @param headers_only tensors may lie beyond the end of the file (`data` is then empty): for a census of a
-  /// download
-  ///        in progress or of a header alone
+  ///        download in progress or of a header alone
   explicit File(const std::filesystem::path& path, bool headers_only = false);
   /// A file in memory (tests, the fuzzer). `name` stands for the path in messages. Split files are refused.
   File(std::span<const std::byte> bytes, std::string name, bool headers_only = false);
