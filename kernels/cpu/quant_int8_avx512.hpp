@@ -714,5 +714,22 @@ LADDER_AVX512 void quantize(const float* acts, int count, ActGroup& group) {
   for (int lane = 0; lane < 16; ++lane) group.scales[lane] = scales[block_of_lane(lane)];
 }
 
+/// In the order of WeightType; types without codes have no integer product.
+constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
+                                                    nullptr,
+                                                    nullptr,
+                                                    multiply<BlockQ4_0>,
+                                                    multiply<BlockQ4_1>,
+                                                    multiply<BlockQ5_0>,
+                                                    multiply<BlockQ5_1>,
+                                                    multiply<BlockQ8_0>,
+                                                    multiply<BlockQ2_K>,
+                                                    multiply<BlockQ3_K>,
+                                                    multiply<BlockQ4_K>,
+                                                    multiply<BlockQ5_K>,
+                                                    multiply<BlockQ6_K>,
+                                                    multiply<BlockIQ4_NL>,
+                                                    multiply<BlockIQ4_XS>};
+
 }  // namespace
 }  // namespace ladder::cpu
