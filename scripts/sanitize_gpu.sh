@@ -27,13 +27,12 @@ status=0
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-passed=0 failed=0
 
-# verdict TOOL NAME clean|dirty LOG COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a
-# tool that never attached prints none.
+# verdict TOOL NAME clean|dirty COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a
+# tool that never attached prints none. Leaves one line, and what it is about, in $logs/TOOL NAME.verdict.
 verdict() {
-  local tool=$1 name=$2 expected=$3 log=$4 outcome=none status=0
-  shift 4
+  local tool=$1 name=$2 expected=$3 log="$logs/$1 $2" outcome=none status=0
+  shift 3
   "$@" > "$log" 2>&1 || status=$?
   if [ $status -eq 0 ] && grep -q 'SUMMARY: 0 ' "$log"; then
     outcome=clean
@@ -41,26 +40,38 @@ verdict() {
     outcome=dirty
   fi
   if [ $outcome = "$expected" ]; then
-    passed=$((passed + 1))
-    printf '%-10s %-24s passed\n' "$tool" "$name"
-    return
+    printf '%-10s %-32s passed\n' "$tool" "$name" > "$log.verdict"
+  else
+    {
+      printf '%-10s %-32s FAILED (exit status %d, %s)\n' "$tool" "$name" "$status" \
+        "$(grep -m 1 'SUMMARY:' "$log" | tr -d = || true)"
+      grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$log" | cut -c -160 | sed 's/^/  /' || true
+    } > "$log.verdict"
   fi
-  failed=$((failed + 1))
-  printf '%-10s %-24s FAILED (exit status %d, %s)\n' "$tool" "$name" "$status" "$(grep -m 1 'SUMMARY:' "$log" | tr -d = || true)"
-  grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$log" | cut -c -160 | sed 's/^/  /' >&2 || true
+  cat "$log.verdict"
 }
 
+# The tool's own work is on the CPU, so several tests run side by side.
+jobs=$(($(nproc) / 2))
+[ $jobs -ge 1 ] || jobs=1
+check() {
+  while [ "$(jobs -rp | wc -l)" -ge $jobs ]; do wait -n || true; done
+  verdict "$@" &
+}
 for tool in memcheck racecheck initcheck synccheck; do
   for test in "${tests[@]}"; do
-    verdict $tool "$(basename "$test")" clean "$logs/log" \
+    check $tool "$(basename "$test")" clean \
       "$sanitizer" --tool $tool --error-exitcode 1 "$test" "--test-case-exclude=*broken*"
   done
 done
 planted="$build/chapters/02-vector-gemv/test_vector_gemv_cuda"
 if [ -x "$planted" ]; then
-  verdict racecheck "planted race" dirty "$logs/log" \
+  check racecheck "planted race" dirty \
     "$sanitizer" --tool racecheck --error-exitcode 1 "$planted" "--test-case=*broken*"
 fi
+wait
 
+passed=$(cat "$logs"/*.verdict | grep -c ' passed$' || true)
+failed=$(cat "$logs"/*.verdict | grep -c ' FAILED (' || true)
 echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+[ "$failed" -eq 0 ]
