@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import unittest
+from pathlib import Path
 
 from tests.support import DEVICE, ProjectCase, made_record
 from workbook.sources import hash_of
@@ -137,6 +139,61 @@ class Run(ProjectCase):
         source = self.root / "chapters" / "42-fake" / "fake.cu"
         source.write_text(source.read_text().replace("fake_fast\n", "renamed\n"))
         self.assert_usage_error(self.ladder("run", "fake_fast", "--no-build", "--json", "-"), 'no anchor "fake_fast"')
+
+
+QWEN = '''\
+#!{python}
+"""Stands in for the final program: notes its arguments, and answers `synthetic` and `bench`."""
+import json, sys
+from pathlib import Path
+
+me, args = Path(sys.argv[0]), sys.argv[1:]
+with open(me.parent / "calls", "a") as out:
+    out.write(" ".join([me.name, args[0]]) + "\\n")
+if args[0] == "synthetic":
+    Path(args[-1]).write_bytes(b"GGUF")
+if args[0] == "bench":
+    record = {{"schema": 1, "rung": "engine", "executor": args[args.index("--on") + 1], "device": "{device}",
+              "model": {{"size": "0.5B", "file_type": "Q4_0", "bytes_per_token": 346206720}}, "test": "tg8",
+              "params": {{"threads": 2}}, "tokens_per_s": {{"mean": 10.0, "stddev": 0.5, "samples": [9.5, 10.5]}}}}
+    print(json.dumps(record))
+'''
+
+
+class Engine(ProjectCase):
+    def build_qwen(self, *names: str) -> Path:
+        """Put stand-ins where Meson would put the final program; returns the file in which they note their calls."""
+        folder = self.root / "build" / "chapters" / "09-qwen"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(QWEN.format(python=sys.executable, device=DEVICE), encoding="utf-8")
+            (folder / name).chmod(0o755)
+        return folder / "calls"
+
+    def engine(self, *args: str):
+        return self.ladder("engine", "0.5b:Q4_0", "--no-build", "-p", "0", "-n", "8", *args)
+
+    def test_the_cuda_program_alone_does_for_the_gpu(self):
+        calls = self.build_qwen("qwen_cuda")
+        done = self.engine("--on", "gpu", "--runs", "data/runs")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(calls.read_text().splitlines(), ["qwen_cuda synthetic", "qwen_cuda bench"])
+        (record,) = map(json.loads, (self.root / "data" / "runs" / DEVICE / "09-qwen.jsonl").read_text().splitlines())
+        self.assertEqual(record["executor"], "gpu")
+        self.assertEqual(record["command"], "scripts/ladder engine 0.5b:Q4_0 --on gpu -p 0 -n 8 -d 0 -r 5")
+
+    def test_the_host_program_comes_first(self):
+        calls = self.build_qwen("qwen", "qwen_cuda")
+        for on in ("gpu", "cpu"):
+            self.assertEqual(self.engine("--on", on).returncode, 0)
+        self.assertEqual(calls.read_text().splitlines(), ["qwen synthetic", "qwen bench", "qwen bench"])
+
+    def test_what_is_not_built_is_named(self):
+        self.build_qwen("qwen_cuda")
+        self.assert_usage_error(self.engine("--on", "cpu"), "09-qwen/qwen,", "--on cpu", "qwen_cuda is there")
+        self.assert_usage_error(self.engine(), "09-qwen/qwen,", "without --on", "--on gpu")
+        (self.root / "build" / "chapters" / "09-qwen" / "qwen_cuda").unlink()
+        self.assert_usage_error(self.engine("--on", "gpu"), "09-qwen/qwen and no qwen_cuda", "scripts/ladder test")
 
 
 class Listing(ProjectCase):

@@ -206,6 +206,23 @@ def qwen(build: Path = BUILD) -> Path:
     return build / "chapters" / "09-qwen" / "qwen"
 
 
+def qwen_cuda(build: Path = BUILD) -> Path:
+    return qwen(build).with_name("qwen_cuda")
+
+
+def built_qwen(build: Path, on: str | None) -> Path:
+    """The final program as it is built here.  For the GPU alone `qwen_cuda` will do: it has every command."""
+    host, cuda = qwen(build), qwen_cuda(build)
+    if host.exists():
+        return host
+    if not cuda.exists():
+        raise UserError(f"no {shown(host)} and no {cuda.name} beside it; scripts/ladder test builds them")
+    if on == "gpu":
+        return cuda
+    asked = f"--on {on}" if on else "a run without --on"
+    raise UserError(f"no {shown(host)}, which {asked} needs; {cuda.name} is there, it takes --on gpu")
+
+
 def binary_targets() -> list[str]:
     """Ninja targets of the chapter binaries, so that running a rung does not build every test first."""
     try:
@@ -213,7 +230,7 @@ def binary_targets() -> list[str]:
     except (OSError, ValueError):
         return []
     wanted = {str(path.resolve()) for chapter in chapters() for path in (chapter.host, chapter.cuda)}
-    wanted |= {str(path.resolve()) for path in (qwen(), qwen().with_name("qwen_cuda"))}
+    wanted |= {str(path.resolve()) for path in (qwen(), qwen_cuda())}
     return [
         str(Path(name).resolve().relative_to(BUILD.resolve()))
         for target in targets

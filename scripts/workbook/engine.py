@@ -46,9 +46,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def command_engine(args: argparse.Namespace) -> int:
     folder = run.prepare(args)
-    program = build.qwen(folder)
-    if not program.exists():
-        raise UserError(f"no {shown(program)}; scripts/ladder test builds it")
+    program = build.built_qwen(folder, args.on)
     if args.perplexity and not args.perplexity.is_file():
         raise UserError(f"no file {args.perplexity}")
     made: list[Record] = []
