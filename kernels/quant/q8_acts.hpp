@@ -1,5 +1,6 @@
-// The block of int8 activations that the int8 products read: Q8_0's 32 codes and one scale, with the sum of the
-// codes beside them, all at addresses that a multiple of 4 bytes suits. An array [nt][id/32].
+// The block of int8 activations that the int8 products read: the 32 codes and the scale of Q8_0 with the sum
+// of the codes beside them, all at multiples of their own size. An array [nt][id/32]. How it is made is in
+// quantize_acts.hpp.
 #pragma once
 
 #include <cstdint>
