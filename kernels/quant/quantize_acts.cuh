@@ -172,7 +172,6 @@ __global__ void __launch_bounds__(kQuantizeActsThreads)
 }
 // ANCHOR_END: quantize_q8_pad40
 
-// ANCHOR: quantize_q8_pad40_t
 __global__ void __launch_bounds__(kQuantizeActsThreads)
     quantize_q8_pad40_t(const float* __restrict__ acts,      // [nt][chunks][32]
                         std::int8_t* __restrict__ codes,     // [tiles][chunks][2048]
@@ -200,9 +199,7 @@ __global__ void __launch_bounds__(kQuantizeActsThreads)
                                                                                << 16;
   }
 }
-// ANCHOR_END: quantize_q8_pad40_t
 
-// ANCHOR: quantize_q8_0
 __global__ void __launch_bounds__(kQuantizeActsThreads)
     quantize_q8_0(const float* __restrict__ acts,  // [blocks][32]
                   BlockQ8_0* __restrict__ out,     // [blocks]
@@ -219,7 +216,6 @@ __global__ void __launch_bounds__(kQuantizeActsThreads)
   to[2 + 2 * lane] = static_cast<unsigned short>(block.codes >> 16);
   if (lane == 0) to[0] = static_cast<unsigned short>(block.d);
 }
-// ANCHOR_END: quantize_q8_0
 
 namespace detail {
 
