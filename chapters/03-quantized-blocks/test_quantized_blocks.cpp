@@ -94,7 +94,7 @@ TEST_CASE("random blocks are valid: finite, of the size of real weights, integer
       for (const long long i : {0, 1, 17, 31, 255, 256, 511}) {
         std::vector<float> acts(512, 0.0f);
         acts[static_cast<std::size_t>(i)] = 1.0f;
-        ops.upload_acts(acts);
+        ops.upload_acts(acts, stream);
         const Reference r = reference_matmul(ops.weights(0), ops.acts(0), shape, stream, t.type);
         for (std::size_t k = 0; k < r.value.size(); ++k) {
           const double w = r.value[k], parts = r.magnitude[k];

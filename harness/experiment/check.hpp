@@ -65,7 +65,7 @@ template <class T>
 class GuardedBuffer {
  public:
   static constexpr std::size_t kGuardBytes = 1024;
-  static constexpr std::size_t kGuard = kGuardBytes / sizeof(T);
+  static constexpr std::size_t kGuard = (kGuardBytes + sizeof(T) - 1) / sizeof(T);
 
   GuardedBuffer() = default;
   GuardedBuffer(std::size_t n, const char* name) : all_(n + 2 * kGuard, name), n_(n) { poison(); }
@@ -89,7 +89,7 @@ class GuardedBuffer {
     std::memcpy(dst.data(), host.data() + kGuard, dst.size_bytes());
     const auto untouched = [](const T* p) {
       const auto* bytes = reinterpret_cast<const unsigned char*>(p);
-      for (std::size_t i = 0; i < kGuardBytes; ++i) {
+      for (std::size_t i = 0; i < kGuard * sizeof(T); ++i) {
         if (bytes[i] != 0xFF) return false;
       }
       return true;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "harness/device/device.hpp"
+#include "harness/device/half_bits.hpp"
 #include "harness/experiment/check.hpp"
 #include "harness/experiment/fill.hpp"
 #include "harness/experiment/measure.hpp"
@@ -17,6 +18,9 @@
 #include "harness/experiment/reference.hpp"
 #include "harness/experiment/roofs.hpp"
 #include "harness/experiment/rung.hpp"
+#include "kernels/mmvq/tile_acts.cuh"
+#include "kernels/quant/q8_acts.hpp"
+#include "kernels/quant/quantize_acts.cuh"
 #if !defined(__CUDACC__)
 #include "kernels/cpu/thread_pool.hpp"
 #endif
@@ -36,44 +40,82 @@ struct Context {
 };
 
 /// The operands of one shape on the device: `sets` copies of (weights, acts, out), each with guard bands.
-/// Weights are packed as `type` says, in buffers of exactly their size.
+/// Weights and activations are as the form says, in buffers of exactly their size.
 class Operands {
  public:
-  Operands(Shape shape, int sets, WeightType type = WeightType::f32) : shape_(shape), type_(type) {
-    require(whole_blocks(type, shape));
-    const std::size_t bytes = static_cast<std::size_t>(shape.od) * row_bytes(type, shape.id);
+  Operands(Shape shape, int sets, OperandForm form = {}) : shape_(shape), form_(form) {
+    require(whole_blocks(form.type, shape));
+    if (quantized() && shape.id % kQ8ActsPerBlock != 0) {
+      require(Status::error("id must be a multiple of " + std::to_string(kQ8ActsPerBlock) +
+                            " for int8 activations, not " + std::to_string(shape.id)));
+    }
+    const std::size_t bytes = static_cast<std::size_t>(shape.od) * row_bytes(form.type, shape.id);
     for (int i = 0; i < sets; ++i) {
-      weights_.emplace_back(bytes, "weights");
-      acts_.emplace_back(count(shape.nt, shape.id), "acts");
+      if (i == 0 || form.layout == nullptr) blocks_.emplace_back(bytes, "weights");
+      if (form.layout != nullptr) laid_out_.emplace_back(form.layout->bytes(form.type, shape), "weights");
+      if (i == 0 || !quantized()) acts_.emplace_back(count(shape.nt, shape.id), "acts");
+      if (quantized() && (i == 0 || !planes()))
+        q8_.emplace_back(count(shape.nt, shape.id / kQ8ActsPerBlock), "acts");
+      if (planes()) planes_.emplace_back(tile_acts::bytes(shape.nt, shape.id), "acts");
       out_.emplace_back(count(shape.nt, shape.od), "out");
     }
   }
   Shape shape() const { return shape_; }
-  WeightType type() const { return type_; }
-  int sets() const { return static_cast<int>(weights_.size()); }
-  void* weights(int set) { return weights_[static_cast<std::size_t>(set)].data(); }
-  float* acts(int set) { return acts_[static_cast<std::size_t>(set)].data(); }
-  float* out(int set) { return out_[static_cast<std::size_t>(set)].data(); }
-  GuardedBuffer<float>& out_buffer(int set) { return out_[static_cast<std::size_t>(set)]; }
+  const OperandForm& form() const { return form_; }
+  int sets() const { return static_cast<int>(out_.size()); }
+  /// What a kernel of this form reads.
+  WeightsPointer weights(int set) { return at(form_.layout != nullptr ? laid_out_ : blocks_, set).data(); }
+  ActsPointer acts(int set) {
+    if (planes()) return at(planes_, set).data();
+    if (quantized()) return at(q8_, set).data();
+    return at(acts_, set).data();
+  }
+  float* out(int set) { return at(out_, set).data(); }
+  GuardedBuffer<float>& out_buffer(int set) { return at(out_, set); }
 
   /// The same values in every set: rotation changes addresses, never results. Packed weights are random
   /// blocks; beside packed integers the activations are smaller ones (see FillKind).
   void fill_inputs(FillKind kind, unsigned seed, Stream& stream) {
-    const bool packed = type_ != WeightType::f32;
+    const bool packed = form_.type != WeightType::f32;
     const FillKind acts_kind = packed && kind == FillKind::small_int ? FillKind::tiny_int : kind;
-    for (int i = 0; i < sets(); ++i) {
-      fill_weights(weights(i), type_, shape_.od, shape_.id, kind, seed, stream);
-      fill(acts(i), count(shape_.nt, shape_.id), acts_kind, seed + 1, stream);
+    for (GuardedBuffer<unsigned char>& b : blocks_) {
+      fill_weights(b.data(), form_.type, shape_.od, shape_.id, kind, seed, stream);
     }
+    for (GuardedBuffer<unsigned char>& l : laid_out_) {
+      require(form_.layout->repack(form_.type, blocks_[0].data(), l.data(), shape_, stream));
+    }
+    for (GuardedBuffer<float>& a : acts_) fill(a.data(), a.size(), acts_kind, seed + 1, stream);
+    stream.synchronize();
+    if (quantized()) quantize_acts(kind == FillKind::small_int, stream);
   }
 
   /// Replaces the activations of set 0. [nt][id]
-  void upload_acts(std::span<const float> acts) { acts_[0].upload(acts); }
+  void upload_acts(std::span<const float> acts, Stream& stream) {
+    acts_[0].upload(acts);
+    if (quantized()) quantize_acts(false, stream);
+  }
+
+  /// What the outputs of set 0 should be: the product of the very weights and activations that kernels read.
+  Reference reference(Stream& stream) {
+    if (!quantized()) return reference_matmul(blocks_[0].data(), acts_[0].data(), shape_, stream, form_.type);
+    const std::vector<BlockQ8Pad40> blocks = download(q8_[0]);
+    std::vector<float> decoded(acts_[0].size());
+    for (std::size_t i = 0; i < decoded.size(); ++i) {
+      const BlockQ8Pad40& b = blocks[i / kQ8ActsPerBlock];
+      decoded[i] =
+          half_bits_to_float(b.d) * static_cast<float>(b.q[i % kQ8ActsPerBlock]);  // exact: 11 and 8 bits
+    }
+    Buffer<float> acts(decoded.size(), "decoded acts");
+    acts.upload(decoded);
+    return reference_matmul(blocks_[0].data(), acts.data(), shape_, stream, form_.type);
+  }
 
   /// Bytes of one set, guards included.
-  static double bytes_per_set(Shape s, WeightType type = WeightType::f32) {
-    return weight_bytes(type, s.od, s.id) +
-           4.0 * static_cast<double>(s.nt) * static_cast<double>(s.id + s.od) +
+  static double bytes_per_set(Shape s, OperandForm form = {}) {
+    const double weights = form.layout != nullptr ? static_cast<double>(form.layout->bytes(form.type, s))
+                                                  : weight_bytes(form.type, s.od, s.id);
+    return weights + activation_bytes(form.acts, s.nt, s.id) +
+           4.0 * static_cast<double>(s.nt) * static_cast<double>(s.od) +
            6.0 * GuardedBuffer<float>::kGuardBytes;
   }
 
@@ -81,10 +123,50 @@ class Operands {
   static std::size_t count(long long a, long long b) {
     return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
   }
+  template <class T>
+  static GuardedBuffer<T>& at(std::vector<GuardedBuffer<T>>& v, int set) {
+    return v[static_cast<std::size_t>(set)];
+  }
+  template <class T>
+  static std::vector<T> download(const GuardedBuffer<T>& b) {
+    std::vector<T> host(b.size());
+    if (!b.download(host)) throw DeviceError("a guard band of the operands changed");
+    return host;
+  }
+  bool quantized() const { return form_.acts == ActivationFormat::pad40 || planes(); }
+  bool planes() const { return form_.acts == ActivationFormat::planes40; }
+
+  /// Makes int8 blocks of acts_[0], for all sets. `as_integers`: scales of 1, so that codes are the numbers themselves.
+  void quantize_acts(bool as_integers, Stream& stream) {
+    if (!as_integers) {
+      require(launch_quantize_q8_pad40(acts_[0].data(), q8_[0].data(), shape_.nt, shape_.id, stream));
+      stream.synchronize();
+    }
+    std::vector<BlockQ8Pad40> blocks = download(q8_[0]);
+    if (as_integers) {
+      const std::vector<float> acts = download(acts_[0]);
+      for (std::size_t b = 0; b < blocks.size(); ++b) {
+        blocks[b] = {0x3c00, 0, {}, 0};  // 1.0
+        for (int j = 0; j < kQ8ActsPerBlock; ++j) {
+          blocks[b].q[j] = static_cast<std::int8_t>(acts[b * kQ8ActsPerBlock + static_cast<std::size_t>(j)]);
+          blocks[b].sum += blocks[b].q[j];
+        }
+      }
+    }
+    for (GuardedBuffer<BlockQ8Pad40>& q : q8_) q.upload(blocks);
+    if (!planes()) return;
+    const std::vector<unsigned char> ordered = tile_acts::from_blocks(blocks.data(), shape_.nt, shape_.id);
+    for (GuardedBuffer<unsigned char>& p : planes_) p.upload(ordered);
+  }
+
   Shape shape_;
-  WeightType type_;
-  std::vector<GuardedBuffer<unsigned char>> weights_;
-  std::vector<GuardedBuffer<float>> acts_, out_;
+  OperandForm form_;
+  std::vector<GuardedBuffer<unsigned char>> blocks_;    // in the order of a file; one, if there is a layout
+  std::vector<GuardedBuffer<unsigned char>> laid_out_;  // in the form's layout
+  std::vector<GuardedBuffer<float>> acts_;              // as they were filled; one, if they are quantized
+  std::vector<GuardedBuffer<BlockQ8Pad40>> q8_;         // [nt][id/32]; one, if there are planes
+  std::vector<GuardedBuffer<unsigned char>> planes_;    // tile_acts.cuh
+  std::vector<GuardedBuffer<float>> out_;
 };
 
 /// Launches `rung` once on operand set `set`, on the context's executor.
@@ -137,13 +219,11 @@ struct RungCheck {
   const std::string& message() const { return exact.ok ? random.message : exact.message; }
 };
 
-/// Rungs by the type of their weights, types in order of first appearance: one group can share its operands.
-inline std::vector<std::vector<const Rung*>> group_by_type(const std::vector<const Rung*>& rungs) {
+/// Rungs by the form of their operands, forms in order of first appearance: one group can share its operands.
+inline std::vector<std::vector<const Rung*>> group_by_form(const std::vector<const Rung*>& rungs) {
   std::vector<std::vector<const Rung*>> groups;
   for (const Rung* r : rungs) {
-    const auto same = [r](const std::vector<const Rung*>& g) {
-      return g.front()->weight_type == r->weight_type;
-    };
+    const auto same = [r](const std::vector<const Rung*>& g) { return g.front()->form() == r->form(); };
     const auto at = std::find_if(groups.begin(), groups.end(), same);
     if (at == groups.end()) {
       groups.push_back({r});
@@ -156,20 +236,22 @@ inline std::vector<std::vector<const Rung*>> group_by_type(const std::vector<con
 
 /// Checks several rungs at one shape, sharing inputs and references. Leaves random inputs in every operand
 /// set. Rungs that cannot run there must have been filtered out by the caller; all must have the operands'
-/// type.
+/// form.
 inline std::vector<RungCheck> check_rungs(const std::vector<const Rung*>& rungs, Operands& ops, Context& ctx,
                                           Reference& random_reference, unsigned seed = 1) {
   for (const Rung* r : rungs) {
-    if (r->weight_type != ops.type()) {
+    if (r->weight_type != ops.form().type) {
       throw DeviceError(r->id + " multiplies " + info(r->weight_type).name + " weights; these are " +
-                        info(ops.type()).name);
+                        info(ops.form().type).name);
     }
+    if (!(r->form() == ops.form()))
+      throw DeviceError(r->id + " reads its operands in another form than these");
   }
   std::vector<RungCheck> results(rungs.size());
   for (const CheckKind kind : {CheckKind::exact, CheckKind::random}) {
     ops.fill_inputs(kind == CheckKind::exact ? FillKind::small_int : FillKind::uniform,
                     seed + (kind == CheckKind::exact ? 100 : 200), ctx.stream);
-    Reference reference = reference_matmul(ops.weights(0), ops.acts(0), ops.shape(), ctx.stream, ops.type());
+    Reference reference = ops.reference(ctx.stream);
     for (std::size_t i = 0; i < rungs.size(); ++i) {
       (kind == CheckKind::exact ? results[i].exact : results[i].random) =
           check_once(*rungs[i], ops, reference, kind, ctx);
@@ -182,9 +264,8 @@ inline std::vector<RungCheck> check_rungs(const std::vector<const Rung*>& rungs,
 /// How many operand sets a cold measurement rotates through: together at least four times the last-level
 /// cache, as far as `budget_bytes` allows. Reading other copies evicts clean lines; a memset would leave
 /// dirty ones whose write-back is then charged to the kernel.
-inline int sets_for_cold(Shape shape, const DeviceInfo& device, double budget_bytes,
-                         WeightType type = WeightType::f32) {
-  const double per_set = Operands::bytes_per_set(shape, type);
+inline int sets_for_cold(Shape shape, const DeviceInfo& device, double budget_bytes, OperandForm form = {}) {
+  const double per_set = Operands::bytes_per_set(shape, form);
   const double wanted = std::max(1.0, std::ceil(4.0 * static_cast<double>(device.l2_bytes) / per_set));
   return static_cast<int>(std::max(1.0, std::min(wanted, std::floor(budget_bytes / per_set))));
 }

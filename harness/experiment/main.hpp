@@ -391,13 +391,13 @@ inline int run_compare(const Chapter& chapter, const Options& o, const std::vect
       for (const Rung* r : {&a, &b}) {
         if (Status s = r->supported(shape, ctx.device); !s.ok()) throw UsageError(r->id + ": " + s.message());
       }
-      // One set of operands if both read the same type of weights, else one each.
-      const bool shared = a.weight_type == b.weight_type;
+      // One set of operands if both read the same form, else one each.
+      const bool shared = a.form() == b.form();
       const double budget = operand_budget(ctx) / (shared ? 1 : 2);
-      Operands ops_a(shape, sets_for_cold(shape, ctx.device, budget, a.weight_type), a.weight_type);
+      Operands ops_a(shape, sets_for_cold(shape, ctx.device, budget, a.form()), a.form());
       std::optional<Operands> other_operands;
       if (!shared) {
-        other_operands.emplace(shape, sets_for_cold(shape, ctx.device, budget, b.weight_type), b.weight_type);
+        other_operands.emplace(shape, sets_for_cold(shape, ctx.device, budget, b.form()), b.form());
       }
       Operands& ops_b = shared ? ops_a : *other_operands;
       Reference reference;
@@ -452,21 +452,21 @@ inline int run_compare(const Chapter& chapter, const Options& o, const std::vect
   return failures == 0 ? 0 : 1;
 }
 
-/// Checks and then measures or counts rungs that read the same type of weights, at one shape. Returns the
+/// Checks and then measures or counts rungs that read the same form of operands, at one shape. Returns the
 /// number of failures.
 inline int run_group(const std::vector<const Rung*>& rungs, Shape shape, const std::string& layer,
                      const Options& o, Context& ctx, RecordSink& sink) {
   FILE* f = sink.table();
-  const WeightType type = rungs.front()->weight_type;
+  const OperandForm form = rungs.front()->form();
   const bool timed = !o.check_only && ctx.executor != Executor::emulator;
   const std::vector<std::string> modes = o.modes.empty() ? std::vector<std::string>{"cold"} : o.modes;
   int failures = 0;
-  const double budget = operand_budget(ctx), bytes = Operands::bytes_per_set(shape, type);
+  const double budget = operand_budget(ctx), bytes = Operands::bytes_per_set(shape, form);
   if (bytes > budget) {
     throw UsageError((layer.empty() ? "this shape" : layer) + " needs " + std::to_string(bytes / 1e9) +
                      " GB of memory; " + std::to_string(budget / 1e9) + " GB may be used here");
   }
-  Operands ops(shape, timed ? sets_for_cold(shape, ctx.device, budget, type) : 1, type);
+  Operands ops(shape, timed ? sets_for_cold(shape, ctx.device, budget, form) : 1, form);
   Reference reference;
   const std::vector<RungCheck> checks = check_rungs(rungs, ops, ctx, reference);
   for (std::size_t i = 0; i < rungs.size(); ++i) {
@@ -568,7 +568,7 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
           detail::print_row(f, describe(*r, shape, m.layer, ctx), "not run: " + s.message());
         }
       }
-      for (const std::vector<const Rung*>& group : group_by_type(able)) {
+      for (const std::vector<const Rung*>& group : group_by_form(able)) {
         failures += detail::run_group(group, shape, m.layer, o, ctx, sink);
       }
     }
@@ -594,14 +594,14 @@ inline int chapter_main(const Chapter& chapter, int argc, char** argv) {
           if (!r.runs_on(e)) continue;
           executors += (executors.empty() ? "" : ", ") + json_quote(to_string(e));
         }
-        std::printf("%s\n", JsonObject()
-                                .add("rung", r.id)
-                                .add("chapter", r.chapter)
-                                .add("title", r.title)
-                                .raw("executors", "[" + executors + "]")
-                                .add("source", r.source)
-                                .str()
-                                .c_str());
+        JsonObject listed;
+        listed.add("rung", r.id)
+            .add("chapter", r.chapter)
+            .add("title", r.title)
+            .raw("executors", "[" + executors + "]")
+            .add("source", r.source);
+        if (!r.cpu_source.empty()) listed.add("cpu_source", r.cpu_source);
+        std::printf("%s\n", listed.str().c_str());
       }
       return 0;
     }

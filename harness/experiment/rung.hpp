@@ -15,11 +15,11 @@ namespace cpu {
 class ThreadPool;
 }
 
-/// Packed weights on their way into a launcher, which takes them as a pointer to whatever it reads them as:
-/// `const float*` for f32, `const void*` for a launcher that serves several types.
-class WeightsPointer {
+/// An operand on its way into a launcher, which takes it as a pointer to whatever it reads it as: `const float*`,
+/// blocks of a packed type, `const void*` for a launcher that serves several types.
+class OperandPointer {
  public:
-  WeightsPointer(const void* p) : p_(p) {}
+  OperandPointer(const void* p) : p_(p) {}
   template <class T>
   operator const T*() const {
     return static_cast<const T*>(p_);
@@ -28,21 +28,47 @@ class WeightsPointer {
  private:
   const void* p_;
 };
+using WeightsPointer = OperandPointer;
+using ActsPointer = OperandPointer;
 
-/// What a matmul launcher takes. `weights` are packed as the rung's WeightType says: row-major [od], a row is
-/// id / block_elems blocks of block_bytes bytes.
+/// Weights in another order than a file's, made once, when they are loaded.
+struct WeightLayout {
+  const char* name;  ///< "tiles"
+  /// Bytes that a matrix takes in this order.
+  std::size_t (*bytes)(WeightType type, Shape shape);
+  /// From a file's blocks, both in device memory. Does not synchronise.
+  Status (*repack)(WeightType type, const void* blocks, void* out, Shape shape, Stream& stream);
+};
+
+/// How a kernel wants its operands.
+struct OperandForm {
+  OperandForm(WeightType t = WeightType::f32, ActivationFormat a = ActivationFormat::f32,
+              const WeightLayout* l = nullptr)
+      : type(t), acts(a), layout(l) {}
+  WeightType type;
+  ActivationFormat acts;
+  const WeightLayout* layout;  ///< null: the order of a file
+  bool operator==(const OperandForm&) const = default;
+};
+
+/// What a matmul launcher takes. `weights` are packed as the rung's WeightType says, row-major [od], a row being
+/// id / block_elems blocks of block_bytes bytes, or in the rung's layout; `acts` are in its ActivationFormat.
 using DeviceMatmul =
-    std::function<Status(WeightsPointer weights, const float* acts, float* out, Shape shape, Stream& stream)>;
-using CpuMatmul = std::function<void(WeightsPointer weights, const float* acts, float* out, Shape shape,
+    std::function<Status(WeightsPointer weights, ActsPointer acts, float* out, Shape shape, Stream& stream)>;
+using CpuMatmul = std::function<void(WeightsPointer weights, ActsPointer acts, float* out, Shape shape,
                                      cpu::ThreadPool& pool)>;
 
 struct Rung {
   std::string id;       ///< one id in file, kernel, launcher, test, record and plot label
   std::string chapter;  ///< "01-scalar-gemv"
   std::string title;    ///< the idea in a few words
-  std::string source;   ///< file that holds the kernel between ANCHOR lines named after the id
+  /// File that holds the kernel between ANCHOR lines named after the id, or a list "file#anchor,file#anchor" of code
+  /// that rungs share, the kernel first.
+  std::string source;
+  std::string cpu_source;  ///< such a list for the CPU twin, if its anchor is not cpu_<id>
   WeightType weight_type = WeightType::f32;
   ActivationFormat acts = ActivationFormat::f32;
+  const WeightLayout* layout = nullptr;  ///< null: weights in the order of a file
   /// Which shapes the kernel takes on this device; the error says what would be allowed.
   std::function<Status(Shape, const DeviceInfo&)> supported;
   DeviceMatmul device;  ///< launcher for `gpu` and `emulator`; empty if there is none
@@ -52,6 +78,7 @@ struct Rung {
   std::string peer_name;  ///< set for somebody else's kernel that is only measured against
   std::string peer_version;
 
+  OperandForm form() const { return {weight_type, acts, layout}; }
   Traffic traffic(const Shape& s) const { return compulsory_traffic(weight_type, acts, s); }
   Work work(const Shape& s) const { return {matmul_ops(s), "flop"}; }
   bool runs_on(Executor e) const {

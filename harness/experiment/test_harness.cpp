@@ -225,18 +225,75 @@ TEST_CASE("the reference of packed weights is the plain sum of what they decode 
   }
 }
 
-TEST_CASE("rungs of different weights do not share operands") {
-  Rung a, b, c;
-  a.weight_type = c.weight_type = WeightType::q4_0;
+namespace {
+
+/// The blocks of a file the other way round: a layout that no kernel would like.
+const WeightLayout kReversed = {
+    "reversed",
+    [](WeightType type, Shape s) { return static_cast<std::size_t>(weight_bytes(type, s.od, s.id)); },
+    [](WeightType type, const void* blocks, void* out, Shape s, Stream& stream) -> Status {
+      stream.synchronize();
+      const auto size = static_cast<std::size_t>(info(type).block_bytes);
+      const auto n = static_cast<std::size_t>(weight_bytes(type, s.od, s.id)) / size;
+      for (std::size_t i = 0; i < n; ++i) {
+        std::memcpy(static_cast<unsigned char*>(out) + (n - 1 - i) * size,
+                    static_cast<const unsigned char*>(blocks) + i * size, size);
+      }
+      return {};
+    }};
+
+}  // namespace
+
+TEST_CASE("operands of another form: int8 activations, weights in another order") {
+  Stream stream;
+  const Shape s{2, 3, 96};
+  Operands ops(s, 2, {WeightType::q8_0, ActivationFormat::pad40, &kReversed});
+  for (const FillKind kind : {FillKind::uniform, FillKind::small_int}) {
+    ops.fill_inputs(kind, 4, stream);
+    const BlockQ8Pad40* acts = ops.acts(1);
+    const unsigned char* weights = ops.weights(1);
+    const Reference r = ops.reference(stream);
+    for (long long t = 0; t < s.nt; ++t) {
+      for (long long row = 0; row < s.od; ++row) {
+        double sum = 0;
+        for (long long b = 0; b < 3; ++b) {
+          const unsigned char* w = weights + 34 * (8 - (row * 3 + b));
+          const BlockQ8Pad40& x = acts[t * 3 + b];
+          int dot = 0, codes = 0;
+          for (int j = 0; j < 32; ++j) {
+            dot += static_cast<signed char>(w[2 + j]) * x.q[j];
+            codes += x.q[j];
+            const float original = fill_value(kind == FillKind::small_int ? FillKind::tiny_int : kind, 5,
+                                              static_cast<std::uint64_t>(t * 96 + b * 32 + j));
+            const double step = half_bits_to_float(x.d);
+            CHECK(std::fabs(step * x.q[j] - original) <= (kind == FillKind::small_int ? 0.0 : 0.51 * step));
+          }
+          CHECK(codes == x.sum);
+          sum += static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(w[0] | w[1] << 8))) *
+                 half_bits_to_float(x.d) * dot;
+        }
+        CHECK(r.value[static_cast<std::size_t>(t * s.od + row)] == doctest::Approx(sum).epsilon(1e-13));
+      }
+    }
+  }
+  CHECK_THROWS_AS((void)Operands({1, 2, 48}, 1, {WeightType::f32, ActivationFormat::pad40}), DeviceError);
+}
+
+TEST_CASE("rungs of different forms do not share operands") {
+  Rung a, b, c, d;
+  a.weight_type = c.weight_type = d.weight_type = WeightType::q4_0;
   b.weight_type = WeightType::f16;
-  const auto groups = group_by_type({&a, &b, &c});
-  REQUIRE(groups.size() == 2);
+  d.acts = ActivationFormat::pad40;
+  const auto groups = group_by_form({&a, &b, &c, &d});
+  REQUIRE(groups.size() == 3);
   CHECK(groups[0] == std::vector<const Rung*>{&a, &c});
   CHECK(groups[1] == std::vector<const Rung*>{&b});
+  CHECK(groups[2] == std::vector<const Rung*>{&d});
   Context ctx;
   Operands ops({1, 2, 32}, 1, WeightType::q4_0);
   Reference reference;
   CHECK_THROWS_AS((void)check_rungs({&b}, ops, ctx, reference), DeviceError);
+  CHECK_THROWS_AS((void)check_rungs({&d}, ops, ctx, reference), DeviceError);
   CHECK_THROWS_AS((void)Operands({1, 2, 48}, 1, WeightType::q4_0), DeviceError);
 }
 

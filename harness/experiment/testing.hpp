@@ -82,8 +82,8 @@ inline std::vector<std::string> check_chapter(const Chapter& chapter, const std:
     for (const Rung& r : chapter.rungs) {
       if (r.runs_on(ctx.executor) && r.supported(shape, ctx.device).ok()) able.push_back(&r);
     }
-    for (const std::vector<const Rung*>& group : group_by_type(able)) {
-      Operands ops(shape, 1, group.front()->weight_type);
+    for (const std::vector<const Rung*>& group : group_by_form(able)) {
+      Operands ops(shape, 1, group.front()->form());
       Reference reference;
       const std::vector<RungCheck> results = check_rungs(group, ops, ctx, reference);
       for (std::size_t i = 0; i < group.size(); ++i) {
@@ -108,16 +108,16 @@ inline bool same_bits_alone_and_together(const Rung& rung, long long nt, long lo
     if (!ops.out_buffer(0).download(out)) throw DeviceError("guard band changed");
     return out;
   };
-  Operands together({nt, od, id}, 1, rung.weight_type);
+  Operands together({nt, od, id}, 1, rung.form());
   together.fill_inputs(FillKind::uniform, 7, ctx.stream);
   const std::vector<float> all = run(together);
   std::vector<float> acts(static_cast<std::size_t>(nt * id));
   for (std::size_t i = 0; i < acts.size(); ++i) acts[i] = fill_value(FillKind::uniform, 8, i);
   for (long long t = 0; t < nt; ++t) {
-    Operands alone({1, od, id}, 1, rung.weight_type);
+    Operands alone({1, od, id}, 1, rung.form());
     alone.fill_inputs(FillKind::uniform, 7, ctx.stream);
-    alone.upload_acts(
-        std::span(acts).subspan(static_cast<std::size_t>(t * id), static_cast<std::size_t>(id)));
+    alone.upload_acts(std::span(acts).subspan(static_cast<std::size_t>(t * id), static_cast<std::size_t>(id)),
+                      ctx.stream);
     const std::vector<float> one = run(alone);
     if (std::memcmp(one.data(), all.data() + t * od, one.size() * sizeof(float)) != 0) return false;
   }

@@ -13,9 +13,10 @@ namespace ladder {
 
 /// How the activation rows are stored when the kernel reads them.
 enum class ActivationFormat {
-  f32,    ///< 4 bytes an element
-  f16,    ///< 2 bytes an element
-  pad40,  ///< int8 blocks of 32 with scale and sum, 40 bytes a block
+  f32,       ///< 4 bytes an element
+  f16,       ///< 2 bytes an element
+  pad40,     ///< int8 blocks of 32 with scale and sum, 40 bytes a block
+  planes40,  ///< the same 40 bytes a block in two planes (kernels/mmvq/tile_acts.cuh)
 };
 
 /// Bytes of a weight matrix. Rows are stored whole, so `id` must be a multiple of the block length.
@@ -31,6 +32,7 @@ constexpr double activation_bytes(ActivationFormat f, long long nt, long long id
     case ActivationFormat::f16:
       return 2.0 * static_cast<double>(nt) * static_cast<double>(id);
     case ActivationFormat::pad40:
+    case ActivationFormat::planes40:
       return 40.0 * static_cast<double>(nt) * static_cast<double>((id + 31) / 32);
   }
   return 0;

@@ -391,7 +391,7 @@ def command_counters(args: argparse.Namespace) -> int:
             say(f"{chapter.name}: a check failed; what did pass is counted, the rest is not")
         command = run.command_line("counters", targets, arguments)
         tools = ", ".join(part for part in (build.toolchain("gpu", folder), tool.version) if part)
-        sources = {rung["rung"]: rung["source"] for rung in chapter.rungs if "source" in rung}
+        sources = records.sources_of(chapter.rungs)
         for point in points:
             made = count(profiler, chapter, point)
             if not made["counters"]:

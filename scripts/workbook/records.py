@@ -147,6 +147,7 @@ FIELDS: dict[str, Check] = {
     "kernels_per_token": _positive,
     "perplexity": _object({"value": _positive, "standard_error": _not_negative}),
     # Added by scripts/ladder.
+    "sources": _text,  # where the hashed code stands, if not in an anchor of the rung's own name
     "source_sha256": _matches(_SHA256, "64 hexadecimal digits"),
     "git": _text,
     "date": _date,
@@ -334,6 +335,13 @@ def git_revision(root: Path = ROOT) -> str | None:
     return commit.strip() + ("-dirty" if changes.strip() else "")
 
 
+def sources_of(rungs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The code that stands behind each rung of a binary's --list, and behind "<rung>@cpu" where the twin names its own."""
+    found = {rung["rung"]: rung["source"] for rung in rungs if "source" in rung}
+    found |= {f"{rung['rung']}@cpu": rung["cpu_source"] for rung in rungs if "cpu_source" in rung}
+    return found
+
+
 def annotate(
     raw: Sequence[Record],
     sources: dict[str, str],
@@ -341,14 +349,17 @@ def annotate(
     toolchain: str | None,
     clocks: Record | None = None,
 ) -> list[Record]:
-    """Add source_sha256, git, date, toolchain, command.  `sources` maps a rung to the file that the binary names."""
+    """Add source_sha256, git, date, toolchain, command.  `sources` is what sources_of(the binary's rungs) returns."""
     date = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat().replace("+00:00", "Z")
     revision = git_revision()
     done = []
     for record in raw:
         record = dict(record)
-        if needs_source(record) and record["rung"] in sources:
-            record["source_sha256"] = source_hash(record["rung"], record["executor"], sources[record["rung"]])
+        source = sources.get(f"{record['rung']}@{record['executor']}") or sources.get(record["rung"])
+        if needs_source(record) and source:
+            if "#" in source:
+                record["sources"] = source
+            record["source_sha256"] = source_hash(record["rung"], record["executor"], source)
         if revision:
             record["git"] = revision
         record["date"] = date

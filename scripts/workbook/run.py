@@ -246,7 +246,7 @@ def run_chapter(
         raw = records.parse(out.read_text(encoding="utf-8"), shown(binary)) if out.exists() else []
     if done.returncode < 0:
         raise StepFailed(f"{shown(binary)} was ended by signal {-done.returncode}")
-    sources = {rung["rung"]: rung["source"] for rung in chapter.rungs if "source" in rung}
+    sources = records.sources_of(chapter.rungs)
     executor = raw[0]["executor"] if raw else "cpu"
     return done.returncode, records.annotate(raw, sources, command, toolchain(executor, chapter.build), clocks)
 

@@ -125,11 +125,14 @@ def hash_of(code: str) -> str:
 def source_of(rung: str, executor: str | None = None, source: str | None = None, root: Path = ROOT) -> Anchor:
     """Where a rung's code stands.
 
-    `source` is the file that the chapter binary names (its --list); without it the files are searched.  The code behind
+    `source` is the file that the chapter binary names (its --list), or a list "file#anchor,file#anchor" of code that
+    several rungs share, the kernel first; without it the files are searched.  The code behind
     an executor "cpu" record is the CPU twin: the anchor cpu_<rung> in kernels/cpu/, where there is one.  A variant that
     only sets a parameter of another rung's code has no anchor of its own; its id begins with that rung's
     (gemv_vec_w4: gemv_vec).
     """
+    if source is not None and "#" in source:
+        return anchors_of(source, root)[0]
     if executor == "cpu":
         folder = root / "kernels" / "cpu"
         for name in _names(rung):
@@ -147,6 +150,15 @@ def source_of(rung: str, executor: str | None = None, source: str | None = None,
         if found:
             return _only(rung, found)
     raise UserError(f'no source file has "// ANCHOR: {rung}"')
+
+
+def anchors_of(source: str, root: Path = ROOT) -> list[Anchor]:
+    """The anchors of a list "file#anchor,file#anchor"."""
+    found = []
+    for part in source.split(","):
+        file, _, anchor = part.partition("#")
+        found.append(find_anchor(root / file, anchor))
+    return found
 
 
 def _names(rung: str) -> list[str]:
@@ -176,4 +188,6 @@ def _only(name: str, found: list[Anchor]) -> Anchor:
 
 def source_hash(rung: str, executor: str | None = None, source: str | None = None, root: Path = ROOT) -> str:
     """The `source_sha256` that a record of this rung made from today's source would carry."""
+    if source is not None and "#" in source:
+        return hash_of("\n".join(anchor.text for anchor in anchors_of(source, root)))
     return hash_of(source_of(rung, executor, source, root).text)

@@ -60,7 +60,7 @@ class Weaver:
         self.emit: Callable[[str], None] = print
         self.quoted: set[tuple[Path, str]] = set()
         self._lines: list[Line] | None = None
-        self._fresh: dict[tuple[str, str], str | None] = {}
+        self._fresh: dict[tuple[str, str, str | None], str | None] = {}
 
     # --- records --------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Weaver:
             record = line.record
             if not records.needs_source(record):
                 continue
-            name = (record["rung"], record["executor"])
+            name = (record["rung"], record["executor"], record.get("sources"))
             if name not in self._fresh:
                 self._fresh[name] = source_hash(*name)
             if record["source_sha256"] != self._fresh[name]:
@@ -677,9 +677,12 @@ def _located(path: Path, message: str) -> str:
 def unused_anchors(weaver: Weaver) -> list[str]:
     """Anchors that no text quotes and that name no rung (or the CPU twin of one)."""
     registered = _registered_names()
+    measured = {part for line in records.load_committed() for part in line.record.get("sources", "").split(",")}
     found = []
     for anchor in all_anchors():
         rung = anchor.name.removeprefix("cpu_")
+        if f"{shown(anchor.path)}#{anchor.name}" in measured:
+            continue
         if (anchor.path, anchor.name) not in weaver.quoted and rung not in registered:
             found.append(f"{anchor.where}: anchor {anchor.name} is quoted by no text and names no rung")
     return found

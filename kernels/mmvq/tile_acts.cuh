@@ -1,0 +1,191 @@
+// Int8 activations in the order in which tensor cores want them beside tiles of weights (tiles.cuh): the same codes and
+// scales as BlockQ8Pad40, the same 40 bytes a block, other addresses.
+//
+// Tokens come in groups of NT = 1, 2, 4 or 8, the last filled up with zeros; so are the blocks of a row, to a multiple of
+// eight (256 activations). Two planes a group, pairs of neighbouring blocks side by side:
+//   codes   [pairs][NT][4][16]   at t: words t and t + 4 of the first block, then of the second
+//   scales  [pairs][NT][16]      of each block: the scale as f32, then the sums of codes 0..15 and 16..31 as int16
+//
+// RUNG      quantize_tile_acts: f32 rows to int8 planes.  PREV quantize_q8_pad40: its blocks have to be taken apart again
+// COMPUTES  the codes and scales of quantize_q8_pad40, optionally of x / sqrt(mean(x^2) + epsilon) * weight instead of x
+// LAYOUT    acts [nt][id] f32, out as above
+// MAP       grid(tokens of all groups) block(256): block -> a token, eight lanes -> a block of 32, lane -> four activations
+// NEEDS     id % 32 == 0, acts and norm weights at multiples of 16 bytes: checked by the launcher
+// TRAFFIC   4*nt*id B read, 1.25*nt*id B written     WORK about 4*nt*id OP
+// LOOK FOR  SASS: LDG.E.128, SHFL.BFLY; one STG.E a lane
+// EXPECT    with one token no longer than a launch; a normalisation comes for the price of a barrier
+// BUILD     part of chapters/04-mmvq/mmvq.cu
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "harness/device/device.hpp"
+#include "harness/device/half_bits.hpp"
+#include "kernels/device/cuda.cuh"
+#include "kernels/device/pdl.cuh"
+#include "kernels/device/reduce.cuh"
+#include "kernels/quant/q8_acts.hpp"
+#include "kernels/quant/quantize_acts.cuh"
+
+namespace ladder::tile_acts {
+
+inline constexpr int kMostTokens = 8;  ///< of a group: the columns of an mma instruction
+inline constexpr int kThreads = 256;
+
+/// Tokens of a group that holds nt of them: the next power of two. nt 1..8
+constexpr int group_tokens(long long nt) { return nt <= 1 ? 1 : nt <= 2 ? 2 : nt <= 4 ? 4 : kMostTokens; }
+/// Pairs of blocks of a row, filled up to whole steps of 256 activations.
+constexpr long long pairs(long long id) { return (id + 255) / 256 * 4; }
+/// Bytes of a group of nt tokens, nt 1..8.
+constexpr std::size_t group_bytes(long long nt, long long id) {
+  return static_cast<std::size_t>(pairs(id)) * static_cast<std::size_t>(group_tokens(nt)) * 80;
+}
+/// Bytes of nt tokens: groups of eight, and one of the rest.
+constexpr std::size_t bytes(long long nt, long long id) {
+  return static_cast<std::size_t>(nt / kMostTokens) * group_bytes(kMostTokens, id) +
+         (nt % kMostTokens > 0 ? group_bytes(nt % kMostTokens, id) : 0);
+}
+
+/// Where a token's planes are: those of its group, and its place in it.
+struct Place {
+  std::size_t group;  // byte
+  int token, tokens;  // of the group
+};
+__host__ __device__ constexpr Place place_of(long long t, long long nt, long long id) {
+  const long long group = t / kMostTokens, rest = nt - group * kMostTokens;
+  return {static_cast<std::size_t>(group) * group_bytes(kMostTokens, id), static_cast<int>(t % kMostTokens),
+          group_tokens(rest < kMostTokens ? rest : kMostTokens)};
+}
+/// Byte of word w = 0..7 of the codes of block b, and of its scale, in the planes of a group.
+__host__ __device__ constexpr std::size_t code_at(long long b, int token, int tokens, int w) {
+  return static_cast<std::size_t>(((b / 2 * tokens + token) * 4 + w % 4) * 16 + b % 2 * 8 + w / 4 * 4);
+}
+__host__ __device__ constexpr std::size_t scale_at(long long b, int token, int tokens, long long id) {
+  return static_cast<std::size_t>(pairs(id) * tokens * 64 + (b / 2 * tokens + token) * 16 + b % 2 * 8);
+}
+
+/// The host's way from blocks to planes: what the kernel makes, for tests and experiments. [nt][id/32] -> bytes(nt, id)
+inline std::vector<unsigned char> from_blocks(const BlockQ8Pad40* blocks, long long nt, long long id) {
+  std::vector<unsigned char> out(bytes(nt, id));
+  for (long long t = 0; t < nt; ++t) {
+    const Place p = place_of(t, nt, id);
+    unsigned char* planes = out.data() + p.group;
+    for (long long b = 0; b < id / kQ8ActsPerBlock; ++b) {
+      const BlockQ8Pad40& block = blocks[t * (id / kQ8ActsPerBlock) + b];
+      for (int w = 0; w < 8; ++w) std::memcpy(planes + code_at(b, p.token, p.tokens, w), block.q + 4 * w, 4);
+      std::int16_t sums[2] = {};
+      for (int j = 0; j < 32; ++j) sums[j / 16] = static_cast<std::int16_t>(sums[j / 16] + block.q[j]);
+      const float d = half_bits_to_float(block.d);
+      std::memcpy(planes + scale_at(b, p.token, p.tokens, id), &d, 4);
+      std::memcpy(planes + scale_at(b, p.token, p.tokens, id) + 4, sums, 4);
+    }
+  }
+  return out;
+}
+
+/// Four activations of a block, lanes 8k..8k+7 together, to the planes of a group. All 32 lanes of a warp call this.
+/// @param b block of the row; beyond the row x must be zero
+__device__ __forceinline__ void store_eighth(float4 x, long long b, bool store, unsigned char* planes,
+                                             int token, int tokens, long long id) {
+  const int w = static_cast<int>(threadIdx.x % 8);
+  const Q8Eighth e = q8_eighth(x);
+  // Sums of either half: of lanes 0..3 and 4..7.
+  int half = q8_add(e.codes, 0);
+  half += __shfl_xor_sync(kAllLanes, half, 1);
+  half += __shfl_xor_sync(kAllLanes, half, 2);
+  const int upper = __shfl_xor_sync(kAllLanes, half, 4);
+  if (!store) return;
+  *reinterpret_cast<unsigned*>(planes + code_at(b, token, tokens, w)) = e.codes;
+  if (w == 0) {
+    const unsigned sums = (static_cast<unsigned>(half) & 0xffffu) | static_cast<unsigned>(upper) << 16;
+    *reinterpret_cast<uint2*>(planes + scale_at(b, token, tokens, id)) =
+        make_uint2(__float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(e.d)))), sums);
+  }
+}
+
+/// A row of activations to planes, by all threads of a block. Includes barriers if `norm` is given.
+/// @param x [id], or null for a token that only fills up its group
+/// @param norm [id] weights of a root-mean-square normalisation, or null for none
+/// @param partial [threads / 32] shared
+__device__ __forceinline__ void quantize_row(const float* x, const float* norm, float epsilon, int id,
+                                             unsigned char* planes, int token, int tokens, float* partial) {
+  const int threads = static_cast<int>(blockDim.x), me = static_cast<int>(threadIdx.x);
+  const float4* row = reinterpret_cast<const float4*>(x);
+  float scale = 1.0f;
+  if (norm != nullptr) {
+    // The sum of squares: lanes, warps, block. Every thread adds the warps' sums in the same order.
+    float sum = 0.0f;
+    for (int i = me; x != nullptr && i < id / 4; i += threads) {
+      const float4 v = row[i];
+      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    sum = warp_reduce_sum(sum);
+    if (me % 32 == 0) partial[me / 32] = sum;
+    __syncthreads();  // partial sums are written before any is read
+    float total = 0.0f;
+    for (int w = 0; w < threads / 32; ++w) total += partial[w];
+    __syncthreads();  // and read before the next token's are written
+    scale = 1.0f / sqrtf(total / static_cast<float>(id) + epsilon);
+  }
+  const int all = static_cast<int>(pairs(id)) * 16;  // fours of activations, padding included
+  for (int i0 = 0; i0 < all; i0 += threads) {
+    const int i = i0 + me;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (x != nullptr && i < id / 4) {
+      v = row[i];
+      if (norm != nullptr) {
+        const float4 n = reinterpret_cast<const float4*>(norm)[i];
+        v = make_float4(v.x * scale * n.x, v.y * scale * n.y, v.z * scale * n.z, v.w * scale * n.w);
+      }
+    }
+    store_eighth(v, i / 8, i < all, planes, token, tokens, id);
+  }
+}
+
+// ANCHOR: quantize_tile_acts
+__global__ void __launch_bounds__(kThreads)
+    quantize_tile_acts(const float* __restrict__ acts,  // [nt][id]
+                       const float* __restrict__ norm,  // [id] or null
+                       float epsilon, unsigned char* __restrict__ out, int nt, int id) {
+  __shared__ float partial[kThreads / 32];
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const long long t = blockIdx.x;  // 0..nt-1, and on to the end of the last group
+  const long long last_group = (nt - 1) / kMostTokens;
+  const Place p = place_of(t < nt ? t : nt - 1, nt, id);
+  const int token = static_cast<int>(t < nt ? p.token : t - last_group * kMostTokens);
+  quantize_row(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens, partial);
+}
+// ANCHOR_END: quantize_tile_acts
+
+/// Int8 planes of acts [nt][id], of bytes(nt, id) bytes at a multiple of 16, in device memory. With `norm` [id] the rows
+/// are normalised first: x / sqrt(mean(x^2) + epsilon) * norm. Does not synchronise.
+inline Status launch_quantize(const float* acts, const float* norm, float epsilon, void* out, long long nt,
+                              long long id, Stream& stream, bool programmatic = false) {
+  if (nt < 1 || id < 1 || id % kQ8ActsPerBlock != 0) {
+    return Status::error("quantize_tile_acts: nt must be at least 1 and id a positive multiple of " +
+                         std::to_string(kQ8ActsPerBlock) + ", not " + std::to_string(nt) + " and " +
+                         std::to_string(id));
+  }
+  if ((reinterpret_cast<std::uintptr_t>(acts) | reinterpret_cast<std::uintptr_t>(norm) |
+       reinterpret_cast<std::uintptr_t>(out)) %
+          16 !=
+      0) {
+    return Status::error(
+        "quantize_tile_acts: activations, weights and output must begin at a multiple of 16 bytes");
+  }
+  const long long whole = nt / kMostTokens * kMostTokens;
+  const long long blocks = whole + (nt > whole ? group_tokens(nt - whole) : 0);
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, quantize_tile_acts, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
+                acts, norm, epsilon, static_cast<unsigned char*>(out), static_cast<int>(nt),
+                static_cast<int>(id));
+}
+
+}  // namespace ladder::tile_acts
