@@ -217,6 +217,10 @@ const QuantKernels kQuantAvx2 = {
     .name = "vpmaddubsw",
     .lanes = false,
     .quantize = quantize,
+    .take = take_in_order,
+    .code_additions = 8,
+    .offset_additions = 2,
+    .tree_additions = 3,
     .int8 = kInt8,
     .f32 = kF32,
 };

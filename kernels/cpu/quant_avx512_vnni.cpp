@@ -10,6 +10,10 @@ const QuantKernels kQuantAvx512Vnni = {
     .name = "vpdpbusd",
     .lanes = true,
     .quantize = quantize,
+    .take = take,
+    .code_additions = 1,
+    .offset_additions = 1,
+    .tree_additions = 4,
     .int8 = kInt8,
     .f32 = kQuantF32Avx512,
 };

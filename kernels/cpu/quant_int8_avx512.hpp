@@ -32,6 +32,7 @@ namespace {
 
 #define LADDER_INLINE LADDER_AVX512 inline __attribute__((always_inline))
 
+// ANCHOR: cpu_int8_lanes
 // Where things go -------------------------------------------------------------------------------------------
 
 constexpr int run_of_lane(int lane) { return 4 * (lane % 4) + lane / 4; }
@@ -146,8 +147,11 @@ LADDER_INLINE void transpose(const __m512i v[4], __m512i w[4]) {
   w[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
+// ANCHOR_END: cpu_int8_lanes
+
 // Formats ---------------------------------------------------------------------------------------------------
 
+// ANCHOR: cpu_int8_blocks
 /// A group of weights: value = scale * (code - zero point of the format) + offset.
 struct Weights {
   __m512i codes[4];  // unsigned bytes
@@ -236,11 +240,13 @@ LADDER_INLINE void add_fifth_bits(__m512i high, __m512i w[4]) {
   w[2] = _mm512_mask_add_epi8(w[2], _mm512_test_epi8_mask(last, even), w[2], sixteen);
   w[3] = _mm512_mask_add_epi8(w[3], _mm512_test_epi8_mask(last, odd), w[3], sixteen);
 }
+// ANCHOR_END: cpu_int8_blocks
 
 template <class Block>
 struct
     Format;  // kShift: log2 of the zero point, or -1 for none; kOffset: whether there are offsets; decode()
 
+// ANCHOR: cpu_int8_q4_0
 template <>
 struct Format<BlockQ4_0> {
   static constexpr int kShift = 3;
@@ -264,7 +270,9 @@ struct Format<BlockQ4_0> {
     out.scale = halves_to_float(_mm512_permutex2var_epi16(a[0], vector(kScale), a[1]));
   }
 };
+// ANCHOR_END: cpu_int8_q4_0
 
+// ANCHOR: cpu_int8_q4_1
 template <>
 struct Format<BlockQ4_1> {
   static constexpr int kShift = -1;
@@ -278,7 +286,9 @@ struct Format<BlockQ4_1> {
     out.offset = blocks.halves<2>();
   }
 };
+// ANCHOR_END: cpu_int8_q4_1
 
+// ANCHOR: cpu_int8_q5_0
 template <>
 struct Format<BlockQ5_0> {
   static constexpr int kShift = 4;
@@ -292,7 +302,9 @@ struct Format<BlockQ5_0> {
     out.scale = blocks.halves<0>();
   }
 };
+// ANCHOR_END: cpu_int8_q5_0
 
+// ANCHOR: cpu_int8_q5_1
 template <>
 struct Format<BlockQ5_1> {
   static constexpr int kShift = -1;
@@ -307,7 +319,9 @@ struct Format<BlockQ5_1> {
     out.offset = blocks.halves<2>();
   }
 };
+// ANCHOR_END: cpu_int8_q5_1
 
+// ANCHOR: cpu_int8_q8_0
 /// The scales of eight Q8_0 blocks, by lane. Those of blocks 2n and 2n + 1 are words 0 and 17 of the vector
 /// at 64n bytes plus 2n words; the four vectors are laid over each other, and each scale gets a word of its
 /// own: 17 * (block % 2) + 2n.
@@ -345,7 +359,9 @@ struct Format<BlockQ8_0> {
     out.scale = scales_of_q8_0(s);
   }
 };
+// ANCHOR_END: cpu_int8_q8_0
 
+// ANCHOR: cpu_int8_iq4_table
 /// Table values plus 128.
 constexpr Bytes iq4_table() {
   Bytes b{};
@@ -353,7 +369,9 @@ constexpr Bytes iq4_table() {
   return b;
 }
 constexpr Bytes kIq4Table = iq4_table();
+// ANCHOR_END: cpu_int8_iq4_table
 
+// ANCHOR: cpu_int8_iq4_nl
 template <>
 struct Format<BlockIQ4_NL> {
   static constexpr int kShift = 7;
@@ -364,7 +382,9 @@ struct Format<BlockIQ4_NL> {
     for (__m512i& c : out.codes) c = _mm512_shuffle_epi8(vector(kIq4Table), c);
   }
 };
+// ANCHOR_END: cpu_int8_iq4_nl
 
+// ANCHOR: cpu_int8_iq4_xs
 template <>
 struct Format<BlockIQ4_XS> {
   static constexpr int kShift = 7;
@@ -386,7 +406,9 @@ struct Format<BlockIQ4_XS> {
     out.scale = _mm512_mul_ps(half_everywhere(s.p), _mm512_cvtepi32_ps(scale));
   }
 };
+// ANCHOR_END: cpu_int8_iq4_xs
 
+// ANCHOR: cpu_int8_k4
 /// Scales and offsets of Q4_K and Q5_K, whose first 16 bytes are alike: d, dmin, twelve bytes of 6-bit
 /// numbers.
 LADDER_INLINE void scales_of_k4(const unsigned char* p, Weights& out) {
@@ -436,7 +458,9 @@ LADDER_INLINE void nibbles_of_k4(const __m512i c[2], __m512i w[4]) {
     w[j] = _mm512_and_si512(_mm512_srlv_epi32(both, shift), mask);
   }
 }
+// ANCHOR_END: cpu_int8_k4
 
+// ANCHOR: cpu_int8_bits_of_k
 /// Adds `value` to the codes whose bit is set, where bit s of byte l belongs to element 32s + l.
 LADDER_INLINE void add_bits_of_k(const unsigned char* bits, int value, __m512i w[4]) {
   static constexpr auto kDword = [](int j) {
@@ -451,7 +475,9 @@ LADDER_INLINE void add_bits_of_k(const unsigned char* bits, int value, __m512i w
     w[j] = _mm512_mask_add_epi8(w[j], _mm512_test_epi8_mask(mine, bit), w[j], add);
   }
 }
+// ANCHOR_END: cpu_int8_bits_of_k
 
+// ANCHOR: cpu_int8_q4_k
 template <>
 struct Format<BlockQ4_K> {
   static constexpr int kShift = -1;
@@ -463,7 +489,9 @@ struct Format<BlockQ4_K> {
     scales_of_k4(s.p, out);
   }
 };
+// ANCHOR_END: cpu_int8_q4_k
 
+// ANCHOR: cpu_int8_q5_k
 template <>
 struct Format<BlockQ5_K> {
   static constexpr int kShift = -1;
@@ -476,7 +504,9 @@ struct Format<BlockQ5_K> {
     scales_of_k4(s.p, out);
   }
 };
+// ANCHOR_END: cpu_int8_q5_k
 
+// ANCHOR: cpu_int8_two_bits
 /// Dword j of 16-byte unit 2 * (k / 2) + i % 2 of 64 bytes: where Q2_K, Q3_K and Q6_K have two bits of run 4k
 /// + i, at bit 2 * (2 * (k % 2) + i / 2) of each byte.
 LADDER_INLINE __m512i two_bit_dword(__m512i units, int j) {
@@ -487,7 +517,9 @@ LADDER_INLINE __m512i two_bit_dword(__m512i units, int j) {
   return _mm512_permutexvar_epi32(vector(kPick[j]), units);
 }
 constexpr int two_bit_shift(int lane) { return 2 * (2 * (lane % 4 % 2) + lane / 4 / 2); }
+// ANCHOR_END: cpu_int8_two_bits
 
+// ANCHOR: cpu_int8_q6_k
 template <>
 struct Format<BlockQ6_K> {
   static constexpr int kShift = 5;
@@ -515,7 +547,9 @@ struct Format<BlockQ6_K> {
     out.scale = _mm512_mul_ps(half_everywhere(s.p + 208), _mm512_cvtepi32_ps(wide));
   }
 };
+// ANCHOR_END: cpu_int8_q6_k
 
+// ANCHOR: cpu_int8_q3_k
 template <>
 struct Format<BlockQ3_K> {
   static constexpr int kShift = 2;
@@ -543,7 +577,9 @@ struct Format<BlockQ3_K> {
     out.scale = _mm512_mul_ps(half_everywhere(s.p + 108), _mm512_cvtepi32_ps(scale));
   }
 };
+// ANCHOR_END: cpu_int8_q3_k
 
+// ANCHOR: cpu_int8_q2_k
 template <>
 struct Format<BlockQ2_K> {
   static constexpr int kShift = -1;
@@ -563,9 +599,11 @@ struct Format<BlockQ2_K> {
         _mm512_mul_ps(half_everywhere(s.p + 82), _mm512_cvtepi32_ps(_mm512_sub_epi32(dwords(0), min)));
   }
 };
+// ANCHOR_END: cpu_int8_q2_k
 
 // Products --------------------------------------------------------------------------------------------------
 
+// ANCHOR: cpu_int8_tiles
 /// sum + the four products of unsigned and signed bytes of each lane, exact.
 LADDER_INLINE __m512i dot4(__m512i sum, __m512i codes, __m512i acts) {
 #if LADDER_HAVE_VNNI
@@ -678,11 +716,42 @@ LADDER_AVX512 void multiply(const QuantTile& tile) {
   if (token < tile.tokens) multiply_rows<Block, 1, 1>(tile, token);
 }
 
+// ANCHOR_END: cpu_int8_tiles
+
 // Activations -----------------------------------------------------------------------------------------------
+
+// ANCHOR: cpu_int8_acts
+/// @param codes [256] in order, at a multiple of 64 bytes
+/// @param scale f32 of a lane
+LADDER_INLINE void put(const std::int8_t* codes, __m512 scale, ActGroup& group) {
+  __m512i v[4], w[4];
+  for (int k = 0; k < 4; ++k) v[k] = _mm512_load_si512(codes + 64 * k);
+  transpose(v, w);
+  __m512i sum = _mm512_setzero_si512();
+  for (int j = 0; j < 4; ++j) {
+    _mm512_store_si512(group.codes + 64 * j, w[j]);
+    sum = dot4(sum, bytes(1), w[j]);
+  }
+  _mm512_store_si512(group.negative_sums, _mm512_sub_epi32(_mm512_setzero_si512(), sum));
+  _mm512_store_ps(group.scales, scale);
+}
+
+LADDER_AVX512 void take(const BlockQ8Pad40* blocks, int count, ActGroup& group) {
+  static constexpr Words kLane = halves_through(0, 64, block_of_lane);
+  alignas(64) std::int8_t codes[kGroupElems] = {};
+  alignas(64) std::uint16_t scales[32] = {};  // f16, of a block
+  for (int b = 0; b < count; ++b) {
+    std::memcpy(codes + 32 * b, blocks[b].q, sizeof blocks[b].q);
+    scales[b] = blocks[b].d;
+  }
+  const __m512i all = _mm512_load_si512(scales);
+  put(codes, halves_to_float(_mm512_permutexvar_epi16(vector(kLane), all)), group);
+}
+// ANCHOR_END: cpu_int8_acts
 
 LADDER_AVX512 void quantize(const float* acts, int count, ActGroup& group) {
   alignas(64) std::int8_t codes[kGroupElems] = {};
-  float scales[kGroupElems / 32] = {};
+  alignas(64) float scales[16] = {};  // of a block
   const __m512i magnitude = dwords(0x7fffffff);
   for (int block = 0; 32 * block < count; ++block) {
     const float* x = acts + 32 * block;
@@ -702,16 +771,8 @@ LADDER_AVX512 void quantize(const float* acts, int count, ActGroup& group) {
     store(0, x0);
     store(16, x1);
   }
-  __m512i v[4], w[4];
-  for (int k = 0; k < 4; ++k) v[k] = _mm512_load_si512(codes + 64 * k);
-  transpose(v, w);
-  __m512i sum = _mm512_setzero_si512();
-  for (int j = 0; j < 4; ++j) {
-    _mm512_store_si512(group.codes + 64 * j, w[j]);
-    sum = dot4(sum, bytes(1), w[j]);
-  }
-  _mm512_store_si512(group.negative_sums, _mm512_sub_epi32(_mm512_setzero_si512(), sum));
-  for (int lane = 0; lane < 16; ++lane) group.scales[lane] = scales[block_of_lane(lane)];
+  static constexpr Dwords kLane = by_lane(block_of_lane);
+  put(codes, _mm512_permutexvar_ps(vector(kLane), _mm512_load_ps(scales)), group);
 }
 
 /// In the order of WeightType; types without codes have no integer product.

@@ -1,4 +1,4 @@
-// RUNG      quant_int8 and quant_f32 (CPU twins of <type>_q8_mmvq, mmq_<type> and <type>_f32_matmul).
+// RUNG      quant_int8 and quant_f32: the CPU twins of packed weights times int8 and f32 activations.
 // PREV      gemv_vec: it reads four bytes a weight, where a packed weight has about half a byte.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T   LAYOUT weights as in GGUF, row-major blocks
 // MAP       thread -> a contiguous share of the rows, then pieces of the others'; tile -> 1 or 2 rows x 1 to
@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -23,26 +24,32 @@
 #include "kernels/cpu/features.hpp"
 #include "kernels/cpu/gemv_shape.hpp"
 #include "kernels/cpu/quant_tile.hpp"
+#include "kernels/quant/decode.hpp"
 
 namespace ladder::cpu {
 namespace {
 
-std::atomic<bool> vnni_avoided = false;
+std::atomic<bool> dot_avoided = false;
 
 const QuantKernels& kernels_in_use() {
   switch (isa()) {
 #if defined(__x86_64__)
     case Isa::avx512:
-      return features().avx512vnni && !vnni_avoided.load(std::memory_order_relaxed) ? kQuantAvx512Vnni
-                                                                                    : kQuantAvx512;
+      return features().avx512vnni && !dot_avoided.load(std::memory_order_relaxed) ? kQuantAvx512Vnni
+                                                                                   : kQuantAvx512;
     case Isa::avx2:
       return kQuantAvx2;
+#elif defined(__aarch64__)
+    case Isa::neon:
+      return features().dotprod && !dot_avoided.load(std::memory_order_relaxed) ? kQuantNeonDotprod
+                                                                                : kQuantNeon;
 #endif
-    default:  // NEON: the portable code as the compiler vectorises it
+    default:
       return kQuantPortable;
   }
 }
 
+// ANCHOR: cpu_int8_rows
 long long groups_of(long long id) { return (id + kGroupElems - 1) / kGroupElems; }
 
 // A strip of rows passes all tokens, 8 at a time, before the next strip comes: its packed weights stay in L2
@@ -87,6 +94,7 @@ class Shares {
   int threads_;
   std::vector<Taken> next_;
 };
+// ANCHOR_END: cpu_int8_rows
 
 }  // namespace
 
@@ -102,7 +110,10 @@ void QuantizedActs::Free::operator()(ActGroup* groups) const {
   ::operator delete[](groups, std::align_val_t{alignof(ActGroup)});
 }
 
-void QuantizedActs::quantize(const float* acts, long long nt, long long id, ThreadPool& pool) {
+// ANCHOR: cpu_int8_make
+/// Calls make(kernels, token, first element, elements, group) for every group.
+template <class Make>
+void QuantizedActs::fill(long long nt, long long id, ThreadPool& pool, Make&& make) {
   if (nt < 1 || id < 32 || id % 32 != 0) {
     throw std::invalid_argument("quantized activations: nt must be >= 1 and id a multiple of 32, not " +
                                 std::to_string(nt) + " and " + std::to_string(id));
@@ -122,8 +133,8 @@ void QuantizedActs::quantize(const float* acts, long long nt, long long id, Thre
   const auto some = [&](long long begin, long long end, int) {
     for (long long i = begin; i < end; ++i) {
       const long long t = i / groups, first = i % groups * kGroupElems;
-      kernels.quantize(acts + t * id + first, static_cast<int>(std::min<long long>(kGroupElems, id - first)),
-                       groups_[static_cast<std::size_t>(i)]);
+      make(kernels, t, first, static_cast<int>(std::min<long long>(kGroupElems, id - first)),
+           groups_[static_cast<std::size_t>(i)]);
     }
   };
   // A group takes about 0.1 us, less than waking the other threads for a few of them would.
@@ -133,6 +144,22 @@ void QuantizedActs::quantize(const float* acts, long long nt, long long id, Thre
   } else {
     pool.parallel_for(count, kWorthForking / 2, some);
   }
+}
+
+void QuantizedActs::assign(const BlockQ8Pad40* blocks, long long nt, long long id, ThreadPool& pool) {
+  const long long blocks_of_token = id / kQ8ActsPerBlock;
+  fill(nt, id, pool,
+       [&](const QuantKernels& kernels, long long t, long long first, int elems, ActGroup& group) {
+         kernels.take(blocks + t * blocks_of_token + first / kQ8ActsPerBlock, elems / kQ8ActsPerBlock, group);
+       });
+}
+// ANCHOR_END: cpu_int8_make
+
+void QuantizedActs::quantize(const float* acts, long long nt, long long id, ThreadPool& pool) {
+  fill(nt, id, pool,
+       [&](const QuantKernels& kernels, long long t, long long first, int elems, ActGroup& group) {
+         kernels.quantize(acts + t * id + first, elems, group);
+       });
 }
 
 int QuantizedActs::code(long long t, long long k) const {
@@ -154,6 +181,7 @@ float QuantizedActs::scale(long long t, long long k) const {
 // Products
 // ----------------------------------------------------------------------------------------------------
 
+// ANCHOR: cpu_int8_plan
 /// A call, checked.
 class ProductPlan {
  public:
@@ -241,6 +269,19 @@ void multiply(std::span<const Product> products, const float* acts, const Quanti
   });
 }
 
+void quant_int8_matmul(WeightType type, const void* weights, const BlockQ8Pad40* acts, float* out,
+                       Shape shape, ThreadPool& pool) {
+  if (!uses_int8(type)) {
+    throw std::invalid_argument(std::string("quantized matmul: ") + info(type).name +
+                                " weights are multiplied with f32 activations, not with int8 ones");
+  }
+  const Product product{type, weights, shape.od, out};
+  QuantizedActs taken;
+  taken.assign(acts, shape.nt, shape.id, pool);
+  multiply({&product, 1}, nullptr, &taken, shape.nt, shape.id, pool);
+}
+// ANCHOR_END: cpu_int8_plan
+
 void quant_f32_matmul(WeightType type, const void* weights, const float* acts, float* out, Shape shape,
                       ThreadPool& pool) {
   const Product product{type, weights, shape.od, out};
@@ -256,8 +297,21 @@ void quant_int8_matmul(WeightType type, const void* weights, const float* acts, 
   multiply({&product, 1}, acts, &quantized, shape.nt, shape.id, pool);
 }
 
+double quant_int8_roundings(WeightType type, long long id) {
+  const QuantKernels& kernels = kernels_in_use();
+  const bool offsets = with_block(type, [](auto tag) {
+    using Block = typename decltype(tag)::type;
+    return requires(const Block& b) {
+      { run_scale(b, 0) } -> std::same_as<ScaleOffset>;
+    };
+  });
+  const int additions = kernels.code_additions + (offsets ? kernels.offset_additions : 0);
+  constexpr int kScales = 2, kReference = 2;  // two products with scales, at most; a weight of the reference
+  return static_cast<double>(groups_of(id) * additions + kernels.tree_additions + kScales + kReference);
+}
+
 const char* quant_int8_instruction() { return kernels_in_use().name; }
 
-void avoid_vnni(bool avoid) { vnni_avoided.store(avoid, std::memory_order_relaxed); }
+void avoid_dot_instruction(bool avoid) { dot_avoided.store(avoid, std::memory_order_relaxed); }
 
 }  // namespace ladder::cpu

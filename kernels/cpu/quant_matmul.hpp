@@ -16,7 +16,11 @@
 //   S = sum of (|scale * code| + |offset|) * |x'|.
 // The first term is the rounding of activations: half a code, and a little for the inverse and the product.
 // In the second, a lane's sum takes at most 10 additions a group of 256 (AVX2: 8 blocks and 2 vectors of
-// offsets; AVX-512: 2), the scales' product and the lanes' tree of additions are the rest.
+// offsets; NEON: 4 and 4; AVX-512: 1 and 1), the scales' product and the lanes' tree of additions are the
+// rest.
+//
+// Activations may come as int8 blocks instead (assign): d * q of a block is taken as it is, NaN and infinite
+// d included, and the first term of the bound is gone.
 //
 // f32 (quant_f32_matmul): weights become f32 in registers and are multiplied with the activations as they
 // are. Error: |out - exact| <= (id + 3) * u * sum of (|scale * code| + |offset|) * |x|, gemv.hpp's bound with
@@ -34,6 +38,7 @@
 #include "harness/device/shape.hpp"
 #include "harness/experiment/weight_types.hpp"
 #include "kernels/cpu/thread_pool.hpp"
+#include "kernels/quant/q8_acts.hpp"
 
 namespace ladder::cpu {
 
@@ -51,6 +56,10 @@ class QuantizedActs {
   /// an id that is no positive multiple of 32.
   /// @param acts [nt][id] f32
   void quantize(const float* acts, long long nt, long long id, ThreadPool& pool);
+  /// From blocks that are int8 already: codes -127..127 as they are, the scale as f32. Their sums are not
+  /// read: the products need those of 16 codes. Otherwise as quantize().
+  /// @param blocks [nt][id/32]
+  void assign(const BlockQ8Pad40* blocks, long long nt, long long id, ThreadPool& pool);
 
   [[nodiscard]] long long nt() const { return nt_; }
   [[nodiscard]] long long id() const { return id_; }
@@ -60,6 +69,8 @@ class QuantizedActs {
 
  private:
   friend class ProductPlan;
+  template <class Make>
+  void fill(long long nt, long long id, ThreadPool& pool, Make&& make);
   long long nt_ = 0, id_ = 0;
   std::size_t capacity_ = 0;
   struct Free {
@@ -98,11 +109,22 @@ void quant_f32_matmul(WeightType type, const void* weights /*[od][id]*/, const f
 void quant_int8_matmul(WeightType type, const void* weights /*[od][id]*/, const float* acts /*[nt][id]*/,
                        float* out /*[nt][od]*/, Shape shape, ThreadPool& pool);
 
+/// The int8 twins on activations that are int8 already: takes the blocks apart and multiplies. Throws
+/// std::invalid_argument also for F32, F16 and BF16.
+void quant_int8_matmul(WeightType type, const void* weights /*[od][id]*/,
+                       const BlockQ8Pad40* acts /*[nt][id/32]*/, float* out /*[nt][od]*/, Shape shape,
+                       ThreadPool& pool);
+
+/// Upper bound on the f32 roundings that a term of the product with blocks meets on the instruction set
+/// isa(), those of a reference that decodes weights to f32 included: |out - reference| <= roundings * u * S.
+[[nodiscard]] double quant_int8_roundings(WeightType type, long long id);
+
 /// The instruction that multiplies int8 codes: "vpdpbusd", "vpmaddwd" (AVX-512 without VNNI), "vpmaddubsw"
-/// (AVX2), ...
+/// (AVX2), "sdot" (NEON), ...
 [[nodiscard]] const char* quant_int8_instruction();
 
-/// Makes AVX-512 do without VNNI until called with false: for tests, where both exist.
-void avoid_vnni(bool avoid);
+/// Makes AVX-512 do without VNNI, and NEON without sdot, until called with false: for tests, where both
+/// exist.
+void avoid_dot_instruction(bool avoid);
 
 }  // namespace ladder::cpu

@@ -162,21 +162,25 @@ constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
                                                     multiply<BlockQ6_K, true>,
                                                     multiply<BlockIQ4_NL, true>,
                                                     multiply<BlockIQ4_XS, true>};
-constexpr QuantKernel kF32[kWeightTypes.size()] = {
+}  // namespace
+
+const QuantKernel kQuantF32Portable[kWeightTypes.size()] = {
     multiply_floats<BlockF32>,  multiply_floats<BlockF16>,    multiply_floats<BlockBF16>,
     multiply<BlockQ4_0, false>, multiply<BlockQ4_1, false>,   multiply<BlockQ5_0, false>,
     multiply<BlockQ5_1, false>, multiply<BlockQ8_0, false>,   multiply<BlockQ2_K, false>,
     multiply<BlockQ3_K, false>, multiply<BlockQ4_K, false>,   multiply<BlockQ5_K, false>,
     multiply<BlockQ6_K, false>, multiply<BlockIQ4_NL, false>, multiply<BlockIQ4_XS, false>};
 
-}  // namespace
-
 const QuantKernels kQuantPortable = {
     .name = "portable int8 products",
     .lanes = false,
     .quantize = quantize,
+    .take = take_in_order,
+    .code_additions = 1,
+    .offset_additions = 1,
+    .tree_additions = 4,
     .int8 = kInt8,
-    .f32 = kF32,
+    .f32 = kQuantF32Portable,
 };
 
 }  // namespace ladder::cpu

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "harness/experiment/weight_types.hpp"
+#include "kernels/quant/q8_acts.hpp"
 
 namespace ladder::cpu {
 
@@ -21,7 +22,7 @@ inline constexpr int kGroupRuns = 16;
 inline constexpr int kMaxQuantTokens = 8;  // tokens that share one decoding of the weights
 
 /// 256 activations of a token as int8. The order of runs and codes is that of the instruction set that
-/// quantized them: in order for the portable code and AVX2; for AVX-512 see quant_int8_avx512.hpp.
+/// made them: in order, but for AVX-512, for which see quant_int8_avx512.hpp.
 struct alignas(64) ActGroup {
   std::int8_t codes[kGroupElems];
   std::int32_t negative_sums[kGroupRuns];  // minus the sum of the codes of a run
@@ -48,21 +49,33 @@ using QuantKernel = void (*)(const QuantTile&);
 /// @param acts [count] 32 <= count <= 256, a multiple of 32; what is missing counts as zero
 using QuantizeGroup = void (*)(const float* acts, int count, ActGroup& group);
 
+/// One group of blocks that are int8 already.
+/// @param blocks [count] 1 to 8; what is missing counts as zero
+using TakeGroup = void (*)(const BlockQ8Pad40* blocks, int count, ActGroup& group);
+
 struct QuantKernels {
   const char* name;  // the instruction that multiplies
   bool lanes;        // activations are in the order of quant_int8_avx512.hpp
   QuantizeGroup quantize;
+  TakeGroup take;
+  // Of the int8 products, for their error bound: f32 additions to a lane for a group of codes, those for a
+  // group of offsets, and those of the tree that adds up the lanes.
+  int code_additions, offset_additions, tree_additions;
   const QuantKernel*
       int8;  // [kWeightTypes.size()], by WeightType; nullptr for the types that are not quantized
   const QuantKernel* f32;  // [kWeightTypes.size()], by WeightType
 };
 
 extern const QuantKernels kQuantPortable;
+extern const QuantKernel kQuantF32Portable[kWeightTypes.size()];
 #if defined(__x86_64__)
 extern const QuantKernels kQuantAvx2;
 extern const QuantKernels kQuantAvx512;      // AVX-512 F, BW, VL
 extern const QuantKernels kQuantAvx512Vnni;  // and VNNI
 extern const QuantKernel kQuantF32Avx512[kWeightTypes.size()];
+#elif defined(__aarch64__)
+extern const QuantKernels kQuantNeon;
+extern const QuantKernels kQuantNeonDotprod;  // with sdot
 #endif
 
 }  // namespace ladder::cpu

@@ -25,9 +25,11 @@
 #include "kernels/cpu/thread_pool.hpp"
 #include "kernels/quant/decode.hpp"
 #include "kernels/quant/dequantize.hpp"
+#include "kernels/quant/quantize_acts.hpp"
 
 namespace {
 
+using ladder::BlockQ8Pad40;
 using ladder::info;
 using ladder::Shape;
 using ladder::WeightType;
@@ -39,21 +41,25 @@ using ladder::cpu::ThreadPool;
 constexpr double kUnit = 1.0 / 16777216.0;  // u of f32
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+using FloatActsMatmul = void (*)(WeightType, const void*, const float*, float*, Shape, ThreadPool&);
+constexpr FloatActsMatmul kBoth[] = {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul};
+
 /// Calls f(name) with every set of kernels forced in turn.
 void on_every_isa(const std::function<void(const std::string&)>& f) {
   struct Restore {
     ~Restore() {
       ladder::cpu::force_isa(std::nullopt);
-      ladder::cpu::avoid_vnni(false);
+      ladder::cpu::avoid_dot_instruction(false);
     }
   } restore;
   for (const Isa isa : ladder::cpu::supported_isas()) {
     ladder::cpu::force_isa(isa);
     f(std::string(ladder::cpu::name(isa)) + " " + ladder::cpu::quant_int8_instruction());
-    if (isa == Isa::avx512 && ladder::cpu::features().avx512vnni) {
-      ladder::cpu::avoid_vnni(true);
+    if ((isa == Isa::avx512 && ladder::cpu::features().avx512vnni) ||
+        (isa == Isa::neon && ladder::cpu::features().dotprod)) {
+      ladder::cpu::avoid_dot_instruction(true);
       f(std::string(ladder::cpu::name(isa)) + " " + ladder::cpu::quant_int8_instruction());
-      ladder::cpu::avoid_vnni(false);
+      ladder::cpu::avoid_dot_instruction(false);
     }
   }
 }
@@ -340,7 +346,7 @@ TEST_CASE("a token's bits depend neither on its company nor on the number of thr
       CAPTURE(info(type).name);
       const auto bytes = random_weights(type, kRows, kLength, Scales::random, 3);
       const auto acts = random_acts(kTokens, kLength, Acts::random, 4);
-      for (const auto multiply : {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul}) {
+      for (const FloatActsMatmul multiply : kBoth) {
         ThreadPool pool(1);
         std::vector<float> alone(static_cast<std::size_t>(kTokens * kRows), kNan);
         for (long long t = 0; t < kTokens; ++t) {
@@ -364,6 +370,25 @@ TEST_CASE("a token's bits depend neither on its company nor on the number of thr
       }
     }
   });
+}
+
+TEST_CASE("the instruction that multiplies does not change a bit") {
+  constexpr Shape kShape{3, 9, 1280};
+  ThreadPool pool(1);
+  for (const WeightType type : all_types()) {
+    CAPTURE(info(type).name);
+    const auto bytes = random_weights(type, kShape.od, kShape.id, Scales::random, 3);
+    const auto acts = random_acts(kShape.nt, kShape.id, Acts::random, 4);
+    std::vector<std::vector<float>> of_isa(8);
+    on_every_isa([&](const std::string& isa) {
+      CAPTURE(isa);
+      std::vector<float> out(static_cast<std::size_t>(kShape.nt * kShape.od), kNan);
+      ladder::cpu::quant_int8_matmul(type, bytes.data(), acts.data(), out.data(), kShape, pool);
+      auto& first = of_isa[static_cast<std::size_t>(ladder::cpu::isa())];
+      if (first.empty()) first = out;
+      CHECK(same_bits(out.data(), first.data(), kShape.nt * kShape.od));
+    });
+  }
 }
 
 TEST_CASE("several matrices in one call give what each gives alone") {
@@ -442,7 +467,7 @@ TEST_CASE("what is not finite reaches its outputs and no others") {
       for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
         auto acts = random_acts(2, 512, Acts::random, 6);
         acts[512 + 300] = bad;  // of token 1
-        for (const auto multiply : {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul}) {
+        for (const FloatActsMatmul multiply : kBoth) {
           std::vector<float> out(8, 0.0F);
           multiply(type, bytes.data(), acts.data(), out.data(), {2, 4, 512}, pool);
           for (int r = 0; r < 4; ++r) {
@@ -493,11 +518,277 @@ TEST_CASE("nothing is read behind the last row, and a matrix may stand at any ev
           const auto acts = random_acts(nt, shape.id, Acts::random, 22);
           const EndOfMap end(bytes);
           std::vector<float> out(static_cast<std::size_t>(nt * shape.od), kNan), there = out;
-          for (const auto multiply : {ladder::cpu::quant_int8_matmul, ladder::cpu::quant_f32_matmul}) {
+          for (const FloatActsMatmul multiply : kBoth) {
             multiply(type, bytes.data(), acts.data(), out.data(), shape, pool);
             multiply(type, end.data(), acts.data(), there.data(), shape, pool);
             CHECK(same_bits(out.data(), there.data(), nt * shape.od));
           }
+        }
+      }
+    }
+  });
+}
+
+// Activations that are int8 blocks --------------------------------------------------------------------------
+
+enum class Blocks { rounded, outliers, any_scale, integers };
+
+/// @return [nt][id/32]
+std::vector<BlockQ8Pad40> random_blocks(long long nt, long long id, Blocks kind, unsigned seed) {
+  std::vector<BlockQ8Pad40> blocks(static_cast<std::size_t>(nt * id / 32));
+  if (kind == Blocks::any_scale) {  // of either sign, many of them subnormal, some zero
+    std::minstd_rand random(seed);
+    for (auto& b : blocks) {
+      const unsigned exponent = random() % 3 == 0 ? 0 : random() % 20;
+      b.d = static_cast<std::uint16_t>(random() % 2 << 15 | exponent << 10 | random() % 1024);
+      if (random() % 8 == 0) b.d = 0;
+      b.pad = 0;
+      b.sum = 0;
+      for (auto& q : b.q) {
+        q = static_cast<std::int8_t>(static_cast<int>(random() % 255) - 127);
+        b.sum += q;
+      }
+    }
+    return blocks;
+  }
+  const Acts acts = kind == Blocks::rounded    ? Acts::random
+                    : kind == Blocks::outliers ? Acts::outliers
+                                               : Acts::integers;
+  ladder::quantize_q8_pad40_row(random_acts(nt, id, acts, seed), blocks.data());
+  return blocks;
+}
+
+/// The product of weights and blocks in f64, and what its error is measured by.
+struct BlockProduct {
+  std::vector<double> value, magnitude;  // [nt][od]
+  BlockProduct(WeightType type, const std::vector<unsigned char>& bytes,
+               const std::vector<BlockQ8Pad40>& blocks, Shape shape) {
+    const Exact w(type, bytes);
+    for (long long t = 0; t < shape.nt; ++t) {
+      for (long long r = 0; r < shape.od; ++r) {
+        double sum = 0, terms = 0;
+        for (long long k = 0; k < shape.id; ++k) {
+          const BlockQ8Pad40& b = blocks[static_cast<std::size_t>((t * shape.id + k) / 32)];
+          const double x = static_cast<double>(ladder::half_bits_to_float(b.d)) * b.q[k % 32];
+          const auto i = static_cast<std::size_t>(r * shape.id + k);
+          sum += (w.scale[i] * w.code[i] + w.offset[i]) * x;
+          terms += (std::fabs(w.scale[i] * w.code[i]) + std::fabs(w.offset[i])) * std::fabs(x);
+        }
+        value.push_back(sum);
+        magnitude.push_back(terms);
+      }
+    }
+  }
+  /// Outputs that check_outputs() of the harness would refuse.
+  [[nodiscard]] int refused(const float* out, double roundings) const {
+    const double factor = std::min(roundings, 8 * std::sqrt(roundings));
+    int count = 0;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const double error = std::fabs(static_cast<double>(out[i]) - value[i]);
+      if (!(std::isfinite(out[i]) && error <= factor * kUnit * magnitude[i])) ++count;
+    }
+    return count;
+  }
+};
+
+std::vector<WeightType> int8_types() {
+  std::vector<WeightType> types;
+  for (const WeightType t : all_types()) {
+    if (ladder::cpu::uses_int8(t)) types.push_back(t);
+  }
+  return types;
+}
+
+TEST_CASE("int8 blocks: within the bound of the product of the very blocks") {
+  ThreadPool pool(2);
+  for (const WeightType type : int8_types()) {
+    CAPTURE(info(type).name);
+    const long long unit = info(type).block_elems;
+    const auto check_blocks = [&](Shape shape, Scales scales, Blocks kind) {
+      CAPTURE(shape.nt);
+      CAPTURE(shape.od);
+      CAPTURE(shape.id);
+      CAPTURE(static_cast<int>(kind));
+      const auto bytes = random_weights(type, shape.od, shape.id, scales, static_cast<unsigned>(shape.id));
+      const auto blocks = random_blocks(shape.nt, shape.id, kind, static_cast<unsigned>(shape.nt + 7));
+      const BlockProduct exact(type, bytes, blocks, shape);
+      on_every_isa([&](const std::string& isa) {
+        CAPTURE(isa);
+        Guarded out(shape.nt * shape.od);
+        ladder::cpu::quant_int8_matmul(type, bytes.data(), blocks.data(), out.data(), shape, pool);
+        const double roundings =
+            kind == Blocks::integers ? 0 : ladder::cpu::quant_int8_roundings(type, shape.id);
+        CHECK(exact.refused(out.data(), roundings) == 0);
+        CHECK(out.bands_intact());
+      });
+    };
+    for (const long long multiple : {1LL, 3LL, 5LL, 7LL, 8LL, 9LL, 15LL, 33LL}) {
+      for (const auto& [nt, od] : {std::pair{1LL, 9LL}, {2LL, 5LL}, {7LL, 3LL}, {9LL, 2LL}}) {
+        check_blocks({nt, od, unit * multiple}, Scales::random, Blocks::rounded);
+      }
+      check_blocks({3, 4, unit * multiple}, Scales::random, Blocks::any_scale);
+    }
+    check_blocks({1, 3, 18944 - (unit == 32 ? 32 : 0)}, Scales::random, Blocks::rounded);
+    check_blocks({1, 3, 18944}, Scales::random, Blocks::any_scale);
+    check_blocks({65, 3, unit * 3}, Scales::random, Blocks::rounded);
+    check_blocks({3, 5, 1280}, Scales::random, Blocks::outliers);
+    check_blocks({3, 5, 1280}, Scales::tiny, Blocks::any_scale);
+    check_blocks({3, 5, 512}, Scales::ones, Blocks::integers);
+  }
+}
+
+/// What can go wrong with a block.
+enum class Bug { none, sum_forgotten, scale_of_neighbour, sum_of_half, last_block_dropped };
+
+/// The product block by block, in the plainest way that uses the sums: codes made unsigned, as vpdpbusd wants
+/// them, and what that adds taken off by means of the sum.
+std::vector<float> plain_twin(WeightType type, const std::vector<unsigned char>& bytes,
+                              const std::vector<BlockQ8Pad40>& blocks, Shape shape, Bug bug) {
+  constexpr int kZero = 128;
+  const Exact w(type, bytes);
+  const long long blocks_of_row = shape.id / 32;
+  std::vector<float> out;
+  for (long long t = 0; t < shape.nt; ++t) {
+    for (long long r = 0; r < shape.od; ++r) {
+      float sum = 0;
+      for (long long n = 0; n < blocks_of_row; ++n) {
+        if (bug == Bug::last_block_dropped && n + 1 == blocks_of_row) continue;
+        const BlockQ8Pad40& b = blocks[static_cast<std::size_t>(t * blocks_of_row + n)];
+        const long long scale_from = bug == Bug::scale_of_neighbour ? (n + 1) % blocks_of_row : n;
+        const float d =
+            ladder::half_bits_to_float(blocks[static_cast<std::size_t>(t * blocks_of_row + scale_from)].d);
+        for (int half = 0; half < 2; ++half) {  // a run of weights with one scale
+          const auto at = static_cast<std::size_t>(r * shape.id + 32 * n + 16 * half);
+          int dot = 0, codes = 0;
+          for (int j = 0; j < 16; ++j) {
+            const int q = b.q[16 * half + j];
+            dot += (static_cast<int>(w.code[at + static_cast<std::size_t>(j)]) + kZero) * q;
+            codes += q;
+          }
+          // The first run's sum is what the block's leaves for it.
+          int rest = 0;
+          for (int j = 0; j < 16; ++j) rest += b.q[16 * (1 - half) + j];
+          int s = b.sum - rest;
+          if (bug == Bug::sum_forgotten) s = 0;
+          if (bug == Bug::sum_of_half) s = codes / 2;
+          sum += static_cast<float>(w.scale[at]) * d * static_cast<float>(dot - kZero * s);
+          sum += static_cast<float>(w.offset[at]) * d * static_cast<float>(s);
+        }
+      }
+      out.push_back(sum);
+    }
+  }
+  return out;
+}
+
+TEST_CASE("int8 blocks: a wrong product is refused") {
+  constexpr Shape kShape{2, 6, 768};
+  ThreadPool pool(1);
+  for (const WeightType type : int8_types()) {
+    CAPTURE(info(type).name);
+    const auto bytes = random_weights(type, kShape.od, kShape.id, Scales::random, 31);
+    const auto blocks = random_blocks(kShape.nt, kShape.id, Blocks::rounded, 32);
+    const BlockProduct exact(type, bytes, blocks, kShape);
+    const double serial = 4 * kShape.id / 32 + 4;  // roundings of the plain twin
+    CHECK(exact.refused(plain_twin(type, bytes, blocks, kShape, Bug::none).data(), serial) == 0);
+    for (const Bug bug :
+         {Bug::sum_forgotten, Bug::scale_of_neighbour, Bug::sum_of_half, Bug::last_block_dropped}) {
+      CAPTURE(static_cast<int>(bug));
+      CHECK(exact.refused(plain_twin(type, bytes, blocks, kShape, bug).data(), serial) > 6);  // of 12
+    }
+    // The twin itself on blocks with one thing wrong in one of them.
+    on_every_isa([&](const std::string& isa) {
+      CAPTURE(isa);
+      for (const int wrong : {0, 1, 2}) {
+        CAPTURE(wrong);
+        auto changed = blocks;
+        BlockQ8Pad40& b = changed[5];  // of token 0
+        if (wrong == 0) b.d = changed[6].d;
+        if (wrong == 1) std::swap(b.q[15], b.q[16]);
+        if (wrong == 2) b.q[31] = static_cast<std::int8_t>(b.q[31] > 0 ? b.q[31] - 60 : b.q[31] + 60);
+        std::vector<float> out(12, kNan);
+        ladder::cpu::quant_int8_matmul(type, bytes.data(), changed.data(), out.data(), kShape, pool);
+        CHECK(exact.refused(out.data(), ladder::cpu::quant_int8_roundings(type, kShape.id)) > 0);
+      }
+    });
+  }
+}
+
+TEST_CASE("int8 blocks: a token's bits depend neither on its company nor on the number of threads") {
+  constexpr long long kTokens = 9, kRows = 37, kLength = 1024 + 256;
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : int8_types()) {
+      CAPTURE(info(type).name);
+      const auto bytes = random_weights(type, kRows, kLength, Scales::random, 3);
+      auto blocks = random_blocks(kTokens, kLength, Blocks::rounded, 4);
+      ThreadPool pool(1);
+      std::vector<float> alone(static_cast<std::size_t>(kTokens * kRows), kNan);
+      for (long long t = 0; t < kTokens; ++t) {
+        ladder::cpu::quant_int8_matmul(type, bytes.data(), blocks.data() + t * (kLength / 32),
+                                       alone.data() + t * kRows, {1, kRows, kLength}, pool);
+      }
+      for (const int threads : {1, 2, 3}) {
+        ThreadPool several(threads);
+        for (long long nt = 1; nt <= kTokens; ++nt) {
+          std::vector<float> together(static_cast<std::size_t>(nt * kRows), kNan);
+          ladder::cpu::quant_int8_matmul(type, bytes.data(), blocks.data(), together.data(),
+                                         {nt, kRows, kLength}, several);
+          CAPTURE(nt);
+          CHECK(same_bits(together.data(), alone.data(), nt * kRows));
+        }
+      }
+      // Sums are not read.
+      for (auto& b : blocks) b.sum = 12345, b.pad = 0xffff;
+      std::vector<float> again(alone.size(), kNan);
+      ladder::cpu::quant_int8_matmul(type, bytes.data(), blocks.data(), again.data(),
+                                     {kTokens, kRows, kLength}, pool);
+      CHECK(same_bits(again.data(), alone.data(), kTokens * kRows));
+    }
+  });
+}
+
+TEST_CASE("int8 blocks are taken as they are, and nothing behind them is read") {
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    on_every_isa([&](const std::string& isa) {
+      CAPTURE(isa);
+      QuantizedActs q;
+      for (const auto& [nt, id] : {std::pair{1LL, 32LL}, {2LL, 1056LL}, {3LL, 256LL}, {70LL, 288LL}}) {
+        const auto blocks = random_blocks(nt, id, Blocks::any_scale, static_cast<unsigned>(id));
+        std::vector<unsigned char> bytes(blocks.size() * sizeof blocks[0]);
+        std::memcpy(bytes.data(), blocks.data(), bytes.size());
+        const EndOfMap end(bytes);
+        q.assign(reinterpret_cast<const BlockQ8Pad40*>(end.data()), nt, id, pool);
+        CHECK(q.nt() == nt);
+        CHECK(q.id() == id);
+        int wrong = 0;
+        for (long long i = 0; i < nt * id; ++i) {
+          const BlockQ8Pad40& b = blocks[static_cast<std::size_t>(i / 32)];
+          if (q.code(i / id, i % id) != b.q[i % 32]) ++wrong;
+          if (q.scale(i / id, i % id) != ladder::half_bits_to_float(b.d)) ++wrong;
+        }
+        CHECK(wrong == 0);
+      }
+    });
+  }
+}
+
+TEST_CASE("int8 blocks that are not finite reach their outputs and no others") {
+  ThreadPool pool(2);
+  on_every_isa([&](const std::string& isa) {
+    CAPTURE(isa);
+    for (const WeightType type : int8_types()) {
+      CAPTURE(info(type).name);
+      const auto bytes = random_weights(type, 4, 512, Scales::random, 5);
+      for (const std::uint16_t bad : {0x7c00, 0xfc00, 0x7e00, 0x7d01}) {
+        auto blocks = random_blocks(2, 512, Blocks::rounded, 6);
+        blocks[16 + 9].d = bad;  // of token 1
+        std::vector<float> out(8, 0.0F);
+        ladder::cpu::quant_int8_matmul(type, bytes.data(), blocks.data(), out.data(), {2, 4, 512}, pool);
+        for (int r = 0; r < 4; ++r) {
+          CHECK(std::isfinite(out[static_cast<std::size_t>(r)]));
+          CHECK_FALSE(std::isfinite(out[static_cast<std::size_t>(4 + r)]));
         }
       }
     }
@@ -518,6 +809,17 @@ TEST_CASE("wrong arguments are refused") {
   CHECK_THROWS_AS(int8(WeightType::f16, {1, 1, 0}), std::invalid_argument);
   QuantizedActs q;
   CHECK_THROWS_AS(q.quantize(acts.data(), 1, 16, pool), std::invalid_argument);
+  const std::vector<BlockQ8Pad40> blocks(16);
+  CHECK_THROWS_AS(q.assign(blocks.data(), 1, 16, pool), std::invalid_argument);
+  CHECK_THROWS_AS(q.assign(blocks.data(), 0, 32, pool), std::invalid_argument);
+  const auto on_blocks = [&](WeightType type, Shape shape) {
+    ladder::cpu::quant_int8_matmul(type, weights.data(), blocks.data(), out.data(), shape, pool);
+  };
+  CHECK_THROWS_AS(on_blocks(WeightType::f16, {1, 1, 32}), std::invalid_argument);
+  CHECK_THROWS_AS(on_blocks(WeightType::f32, {1, 1, 32}), std::invalid_argument);
+  CHECK_THROWS_AS(on_blocks(WeightType::q4_0, {1, 1, 33}), std::invalid_argument);
+  CHECK_THROWS_AS(on_blocks(WeightType::q4_k, {1, 1, 32}), std::invalid_argument);
+  CHECK_THROWS_AS(on_blocks(WeightType::q4_0, {1, 0, 32}), std::invalid_argument);
   q.quantize(acts.data(), 1, 64, pool);
   const Product product{WeightType::q4_0, weights.data(), 1, out.data()};
   CHECK_THROWS_AS(ladder::cpu::multiply({&product, 1}, acts.data(), &q, 2, 64, pool), std::invalid_argument);
