@@ -112,8 +112,9 @@ void QuantizedActs::Free::operator()(ActGroup* groups) const {
 
 // ANCHOR: cpu_int8_make
 /// Calls make(kernels, token, first element, elements, group) for every group.
+/// @param worth_forking groups that take longer than waking the other threads
 template <class Make>
-void QuantizedActs::fill(long long nt, long long id, ThreadPool& pool, Make&& make) {
+void QuantizedActs::fill(long long nt, long long id, long long worth_forking, ThreadPool& pool, Make&& make) {
   if (nt < 1 || id < 32 || id % 32 != 0) {
     throw std::invalid_argument("quantized activations: nt must be >= 1 and id a multiple of 32, not " +
                                 std::to_string(nt) + " and " + std::to_string(id));
@@ -137,18 +138,17 @@ void QuantizedActs::fill(long long nt, long long id, ThreadPool& pool, Make&& ma
            groups_[static_cast<std::size_t>(i)]);
     }
   };
-  // A group takes about 0.1 us, less than waking the other threads for a few of them would.
-  constexpr long long kWorthForking = 64;
-  if (count < kWorthForking) {
+  if (count < worth_forking) {
     some(0, count, 0);
   } else {
-    pool.parallel_for(count, kWorthForking / 2, some);
+    pool.parallel_for(count, worth_forking / 2, some);
   }
 }
 
 void QuantizedActs::assign(const BlockQ8Pad40* blocks, long long nt, long long id, ThreadPool& pool) {
   const long long blocks_of_token = id / kQ8ActsPerBlock;
-  fill(nt, id, pool,
+  constexpr long long kWorthForking = 512;  // a group takes about 0.02 us
+  fill(nt, id, kWorthForking, pool,
        [&](const QuantKernels& kernels, long long t, long long first, int elems, ActGroup& group) {
          kernels.take(blocks + t * blocks_of_token + first / kQ8ActsPerBlock, elems / kQ8ActsPerBlock, group);
        });
@@ -156,7 +156,8 @@ void QuantizedActs::assign(const BlockQ8Pad40* blocks, long long nt, long long i
 // ANCHOR_END: cpu_int8_make
 
 void QuantizedActs::quantize(const float* acts, long long nt, long long id, ThreadPool& pool) {
-  fill(nt, id, pool,
+  constexpr long long kWorthForking = 64;  // a group takes about 0.1 us
+  fill(nt, id, kWorthForking, pool,
        [&](const QuantKernels& kernels, long long t, long long first, int elems, ActGroup& group) {
          kernels.quantize(acts + t * id + first, elems, group);
        });

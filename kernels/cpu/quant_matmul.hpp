@@ -70,7 +70,7 @@ class QuantizedActs {
  private:
   friend class ProductPlan;
   template <class Make>
-  void fill(long long nt, long long id, ThreadPool& pool, Make&& make);
+  void fill(long long nt, long long id, long long worth_forking, ThreadPool& pool, Make&& make);
   long long nt_ = 0, id_ = 0;
   std::size_t capacity_ = 0;
   struct Free {

@@ -754,7 +754,7 @@ TEST_CASE("int8 blocks are taken as they are, and nothing behind them is read") 
     on_every_isa([&](const std::string& isa) {
       CAPTURE(isa);
       QuantizedActs q;
-      for (const auto& [nt, id] : {std::pair{1LL, 32LL}, {2LL, 1056LL}, {3LL, 256LL}, {70LL, 288LL}}) {
+      for (const auto& [nt, id] : {std::pair{1LL, 32LL}, {2LL, 1056LL}, {3LL, 256LL}, {700LL, 288LL}}) {
         const auto blocks = random_blocks(nt, id, Blocks::any_scale, static_cast<unsigned>(id));
         std::vector<unsigned char> bytes(blocks.size() * sizeof blocks[0]);
         std::memcpy(bytes.data(), blocks.data(), bytes.size());
