@@ -54,6 +54,9 @@ struct MmvqPlan {
   int warps_per_group;   ///< warps that share the rows of a group
   int groups_per_block;  ///< groups with rows of their own
   int warps() const { return warps_per_group * groups_per_block; }
+  dim3 block() const {
+    return dim3(32, static_cast<unsigned>(warps_per_group), static_cast<unsigned>(groups_per_block));
+  }
 };
 
 inline constexpr int kMmvqMaxWarps = 8;
@@ -152,7 +155,7 @@ Status launch_mmvq_block(const void* weights, const BlockQ8Pad40* acts, float* o
 // PREV      mmvq_block: every row asks for the same activations again, and many of its threads have nothing to do.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
-// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32*warps*groups): `warps` warps -> ROWS rows, lane -> every
+// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32, warps, groups): `warps` warps -> ROWS rows, lane -> every
 //           (32*warps)-th unit of them (mmvq_plan)
 // NEEDS     as mmvq_block; with V2 acts 8-byte aligned
 // TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B     WORK 2*nt*od*id FLOP
@@ -171,14 +174,14 @@ __global__ void __launch_bounds__(kMmvqMaxWarps * 32, Format::kBlocksPerSm)
     mmvq_rows(const unsigned char* __restrict__ weights,  // [od][row_bytes]
               const BlockQ8Pad40* __restrict__ acts,      // [nt][id/32]
               float* __restrict__ out,                    // [nt][od]
-              int od, int id, long long row_bytes, int warps_per_group) {
+              int od, int id, long long row_bytes) {
   __shared__ float partial[kMmvqMaxWarps][ROWS];
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int part = warp % warps_per_group;  // which of the group's warps this is
-  const int groups = static_cast<int>(blockDim.x / 32) / warps_per_group;
-  const int r0 =
-      (static_cast<int>(blockIdx.x) * groups + warp / warps_per_group) * ROWS;        // first of ROWS rows
+  const int lane = static_cast<int>(threadIdx.x);   // 0..31
+  const int part = static_cast<int>(threadIdx.y);   // which of the group's warps this is
+  const int group = static_cast<int>(threadIdx.z);  // which of the block's groups
+  const int warps = static_cast<int>(blockDim.y), groups = static_cast<int>(blockDim.z);
+  const int warp = group * warps + part;                                              // of the block
+  const int r0 = (static_cast<int>(blockIdx.x) * groups + group) * ROWS;              // first of ROWS rows
   const int t = static_cast<int>(blockIdx.y);                                         // 0..nt-1
   const BlockQ8Pad40* x = acts + static_cast<long long>(t) * (id / kQ8ActsPerBlock);  // [id/32]
 
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(kMmvqMaxWarps * 32, Format::kBlocksPerSm)
   for (int k = 0; k < ROWS; ++k) w[k] = weights + min(r0 + k, od - 1) * row_bytes;
 
   float acc[ROWS] = {};
-  for (int u = part * 32 + lane; u < id / Format::kUnit; u += warps_per_group * 32) {
+  for (int u = part * 32 + lane; u < id / Format::kUnit; u += warps * 32) {
     // 2. All loads first: ROWS units are under way together.
     typename Format::Raw raw[ROWS];
 #pragma unroll
@@ -208,7 +211,7 @@ __global__ void __launch_bounds__(kMmvqMaxWarps * 32, Format::kBlocksPerSm)
   __syncthreads();  // the group's first warp reads what its others have written
   if (part == 0 && lane < ROWS && r0 + lane < od) {
     float sum = partial[warp][lane];
-    for (int p = 1; p < warps_per_group; ++p) sum += partial[warp + p][lane];
+    for (int p = 1; p < warps; ++p) sum += partial[warp + p][lane];
     out[static_cast<long long>(t) * od + r0 + lane] = sum;
   }
 }
@@ -222,10 +225,9 @@ Status launch_mmvq_rows(const void* weights, const BlockQ8Pad40* acts, float* ou
   const MmvqPlan p = mmvq_plan(s.id / Format::kUnit, groups);
   const dim3 grid(static_cast<unsigned>((groups + p.groups_per_block - 1) / p.groups_per_block),
                   static_cast<unsigned>(s.nt));
-  return launch(mmvq_rows<Format, ROWS>, grid, dim3(static_cast<unsigned>(32 * p.warps())), 0, stream,
+  return launch(mmvq_rows<Format, ROWS>, grid, p.block(), 0, stream,
                 static_cast<const unsigned char*>(weights), acts, out, static_cast<int>(s.od),
-                static_cast<int>(s.id), static_cast<long long>(row_bytes(Format::kType, s.id)),
-                p.warps_per_group);
+                static_cast<int>(s.id), static_cast<long long>(row_bytes(Format::kType, s.id)));
 }
 
 // Several tokens ---------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ Status launch_mmvq_rows(const void* weights, const BlockQ8Pad40* acts, float* ou
 // PREV      mmvq_rows: reads and unpacks every weight again for every token.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
-// MAP       grid(ceil(od/(ROWS*groups))) block(32*warps*groups): as mmvq_rows, each lane for all tokens
+// MAP       grid(ceil(od/(ROWS*groups))) block(32, warps, groups): as mmvq_rows, each lane for all tokens
 // NEEDS     id a multiple of the type's block, 1 <= nt <= 8 (checked by the launcher, and said in its error), weights
 //           16-byte and acts 8-byte aligned, any od >= 1
 // TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B     WORK 2*nt*od*id FLOP
@@ -252,33 +254,31 @@ __global__ void __launch_bounds__(kMmvqMaxWarps * 32, 2)
     mmvq_multi(const unsigned char* __restrict__ weights,  // [od][row_bytes]
                const BlockQ8Pad40* __restrict__ acts,      // [nt][id/32]
                float* __restrict__ out,                    // [nt][od]
-               int nt, int od, int id, long long row_bytes, int warps_per_group) {
+               int nt, int od, int id, long long row_bytes) {
   __shared__ float partial[kMmvqMaxWarps][ROWS * NT];
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int part = warp % warps_per_group;  // which of the group's warps this is
-  const int groups = static_cast<int>(blockDim.x / 32) / warps_per_group;
-  const int r0 =
-      (static_cast<int>(blockIdx.x) * groups + warp / warps_per_group) * ROWS;  // first of ROWS rows
+  const int lane = static_cast<int>(threadIdx.x);   // 0..31
+  const int part = static_cast<int>(threadIdx.y);   // which of the group's warps this is
+  const int group = static_cast<int>(threadIdx.z);  // which of the block's groups
+  const int warps = static_cast<int>(blockDim.y), groups = static_cast<int>(blockDim.z);
+  const int warp = group * warps + part;                                  // of the block
+  const int r0 = (static_cast<int>(blockIdx.x) * groups + group) * ROWS;  // first of ROWS rows
   const int blocks = id / kQ8ActsPerBlock;
   const unsigned char* w[ROWS];  // ROWS x [row_bytes]
 #pragma unroll
   for (int k = 0; k < ROWS; ++k) w[k] = weights + min(r0 + k, od - 1) * row_bytes;
 
   float acc[ROWS][NT] = {};
-  for (int u = part * 32 + lane; u < id / Format::kUnit; u += warps_per_group * 32) {
+  for (int u = part * 32 + lane; u < id / Format::kUnit; u += warps * 32) {
     // 1. A unit of each row is loaded and unpacked once.
     typename Format::Codes codes[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; ++k) codes[k] = Format::codes(Format::load(w[k], u), u);
-      // 2. And multiplied with every token. `t < nt` is the same for all threads.
+      // 2. And multiplied with every token. One past the last is the last again and never stored.
 #pragma unroll
     for (int t = 0; t < NT; ++t) {
-      if (t < nt) {
-        const typename Format::Acts a = Format::acts(acts + static_cast<long long>(t) * blocks, u);
+      const typename Format::Acts a = Format::acts(acts + static_cast<long long>(min(t, nt - 1)) * blocks, u);
 #pragma unroll
-        for (int k = 0; k < ROWS; ++k) acc[k][t] += Format::dot(codes[k], a);
-      }
+      for (int k = 0; k < ROWS; ++k) acc[k][t] += Format::dot(codes[k], a);
     }
   }
 
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kMmvqMaxWarps * 32, 2)
   const int k = lane / NT, t = lane % NT;
   if (part == 0 && lane < ROWS * NT && r0 + k < od && t < nt) {
     float sum = partial[warp][lane];
-    for (int p = 1; p < warps_per_group; ++p) sum += partial[warp + p][lane];
+    for (int p = 1; p < warps; ++p) sum += partial[warp + p][lane];
     out[static_cast<long long>(t) * od + r0 + k] = sum;
   }
 }
@@ -310,12 +310,13 @@ Status launch_mmvq_multi(const void* weights, const BlockQ8Pad40* acts, float* o
   const MmvqPlan p = mmvq_plan(s.id / Format::kUnit, groups);
   const dim3 grid(static_cast<unsigned>((groups + p.groups_per_block - 1) / p.groups_per_block));
   const auto run = [&](auto kernel) {
-    return launch(kernel, grid, dim3(static_cast<unsigned>(32 * p.warps())), 0, stream,
-                  static_cast<const unsigned char*>(weights), acts, out, static_cast<int>(s.nt),
-                  static_cast<int>(s.od), static_cast<int>(s.id),
-                  static_cast<long long>(row_bytes(Format::kType, s.id)), p.warps_per_group);
+    return launch(kernel, grid, p.block(), 0, stream, static_cast<const unsigned char*>(weights), acts, out,
+                  static_cast<int>(s.nt), static_cast<int>(s.od), static_cast<int>(s.id),
+                  static_cast<long long>(row_bytes(Format::kType, s.id)));
   };
-  return s.nt <= 4 ? run(mmvq_multi<Format, ROWS, 4>) : run(mmvq_multi<Format, ROWS, 8>);
+  if (s.nt <= 2) return run(mmvq_multi<Format, ROWS, 2>);
+  if (s.nt <= 4) return run(mmvq_multi<Format, ROWS, 4>);
+  return run(mmvq_multi<Format, ROWS, 8>);
 }
 
 // Pipelined --------------------------------------------------------------------------------------------------
@@ -324,7 +325,7 @@ Status launch_mmvq_multi(const void* weights, const BlockQ8Pad40* acts, float* o
 // PREV      mmvq_rows with the formats V2: a lane's next loads wait for its present arithmetic.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
-// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32*warps*groups): `warps` warps -> ROWS rows, warp -> every
+// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32, warps, groups): `warps` warps -> ROWS rows, warp -> every
 //           `warps`-th chunk of 32 units, lane -> one unit of it (mmvq_pf_plan)
 // NEEDS     as mmvq_rows with V2. Where od*row_bytes is no multiple of 16, the matrix should be followed by as many
 //           readable bytes: none are read, but compute-sanitizer takes a shortened cp.async for a whole one
@@ -337,18 +338,19 @@ Status launch_mmvq_multi(const void* weights, const BlockQ8Pad40* acts, float* o
 inline constexpr int kMmvqPfRows = 2;
 inline constexpr int kMmvqPfMaxWarps = 4;
 
-/// A chunk is 32 units of one row. It begins at any even address, so the copy begins up to 14 bytes before it, at a
-/// multiple of 16, and keeps that distance in shared memory.
+/// A chunk is 32 units of one row. Rows begin at any even address and chunks are multiples of 16 bytes, so all chunks of a
+/// row begin equally far, 0 to 14 bytes, behind a multiple of 16. That is where the copy begins, and the distance is the
+/// same in shared memory: every load finds the alignment that it would find in global memory.
 template <class Format>
 struct MmvqPfTile {
   static constexpr int kBlocks = 32 * Format::kUnit / info(Format::kType).block_elems;  ///< of a chunk
   static constexpr int kBytes = kBlocks * info(Format::kType).block_bytes;              ///< of a chunk
-  static constexpr int kWindow = (kBytes + 14 + 15) / 16 * 16;  ///< that holds it, in shared
-  static constexpr int kStageBytes = kMmvqPfRows * kWindow;     ///< of a warp
-  static constexpr int kStages = kStageBytes <= 2048 ? 4 : 3;   ///< one is read, others arrive
+  static constexpr int kWindow = kBytes + 16;                  ///< that holds it, in shared memory
+  static constexpr int kStageBytes = kMmvqPfRows * kWindow;    ///< of a warp
+  static constexpr int kStages = kStageBytes <= 2048 ? 4 : 3;  ///< one is read, the others arrive
   static constexpr int kWarpBytes = kStages * kStageBytes;
-  static_assert(32 * Format::kUnit % info(Format::kType).block_elems == 0);
-  static_assert(kMmvqPfMaxWarps * kWarpBytes <= 48 * 1024, "what every device gives without asking");
+  static_assert(32 * Format::kUnit % info(Format::kType).block_elems == 0 && kBytes % 16 == 0);
+  static_assert(kMmvqPfMaxWarps * kWarpBytes <= 48 * 1024 - 1024, "what every device gives without asking");
 };
 
 /// About four chunks to a warp. Depends on the shape of the matrix only.
@@ -369,35 +371,47 @@ __global__ void __launch_bounds__(kMmvqPfMaxWarps * 32)
     mmvq_pf(const unsigned char* __restrict__ weights,  // [od][row_bytes]
             const BlockQ8Pad40* __restrict__ acts,      // [nt][id/32]
             float* __restrict__ out,                    // [nt][od]
-            int od, int id, long long row_bytes, int warps_per_group) {
+            int od, int id, long long row_bytes) {
   using Tile = MmvqPfTile<Format>;
   constexpr int STAGES = Tile::kStages;
   __shared__ float partial[kMmvqPfMaxWarps][ROWS];
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int part = warp % warps_per_group;  // which of the group's warps this is
-  const int groups = static_cast<int>(blockDim.x / 32) / warps_per_group;
-  const int r0 =
-      (static_cast<int>(blockIdx.x) * groups + warp / warps_per_group) * ROWS;        // first of ROWS rows
+  const int lane = static_cast<int>(threadIdx.x);   // 0..31
+  const int part = static_cast<int>(threadIdx.y);   // which of the group's warps this is
+  const int group = static_cast<int>(threadIdx.z);  // which of the block's groups
+  const int warps = static_cast<int>(blockDim.y), groups = static_cast<int>(blockDim.z);
+  const int warp = group * warps + part;                                              // of the block
+  const int r0 = (static_cast<int>(blockIdx.x) * groups + group) * ROWS;              // first of ROWS rows
   const int t = static_cast<int>(blockIdx.y);                                         // 0..nt-1
   const BlockQ8Pad40* x = acts + static_cast<long long>(t) * (id / kQ8ActsPerBlock);  // [id/32]
   const int units = id / Format::kUnit;
   const int chunks = (units + 31) / 32;
-  const long long matrix_bytes = od * row_bytes;
   unsigned char* ring = dynamic_shared<unsigned char>() + warp * Tile::kWarpBytes;  // [STAGES][ROWS][kWindow]
+
+  // A row's place, rounded down to a multiple of 16 bytes, and what that took off. Its end, and that of the matrix, count
+  // from there.
+  const unsigned char* w[ROWS];
+  int skew[ROWS], row_end[ROWS], matrix_end[ROWS];
+#pragma unroll
+  for (int k = 0; k < ROWS; ++k) {
+    const long long first = min(r0 + k, od - 1) * row_bytes;
+    skew[k] = static_cast<int>(first % 16);
+    w[k] = weights + (first - skew[k]);
+    row_end[k] = skew[k] + static_cast<int>(row_bytes);
+    matrix_end[k] = static_cast<int>(min(od * row_bytes - (first - skew[k]), 1LL << 30));
+  }
 
   // Begins the copy of chunk c of all rows into a stage, 16 bytes a lane and step, and closes the group. Past the last
   // chunk the group is empty.
   const auto fetch = [&](int c, int stage) {
-    if (c < chunks) {
 #pragma unroll
-      for (int k = 0; k < ROWS; ++k) {
-        const long long first = min(r0 + k, od - 1) * row_bytes + static_cast<long long>(c) * Tile::kBytes;
-        const long long begin = first & ~15LL;
-        const long long end = min(first + Tile::kBytes, (min(r0 + k, od - 1) + 1) * row_bytes);
-        unsigned char* window = ring + (stage * ROWS + k) * Tile::kWindow;
-        for (long long at = begin + 16 * lane; at < end; at += 16 * 32) {
-          cp_async_cg(window + (at - begin), weights + at, static_cast<int>(min(16LL, matrix_bytes - at)));
+    for (int k = 0; k < ROWS; ++k) {
+      unsigned char* window = ring + (stage * ROWS + k) * Tile::kWindow;
+      const int end = min(row_end[k], c * Tile::kBytes + skew[k] + Tile::kBytes);
+#pragma unroll
+      for (int piece = 0; piece < Tile::kWindow; piece += 16 * 32) {
+        const int at = c * Tile::kBytes + piece + 16 * lane;
+        if (at < end) {
+          cp_async_cg(window + piece + 16 * lane, w[k] + at, min(16, matrix_end[k] - at));
         }
       }
     }
@@ -406,24 +420,23 @@ __global__ void __launch_bounds__(kMmvqPfMaxWarps * 32)
 
   // 1. All stages but one are filled before the first is read.
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) fetch(part + s * warps_per_group, s);
+  for (int s = 0; s < STAGES - 1; ++s) fetch(part + s * warps, s);
 
   float acc[ROWS] = {};
   int stage = 0;
-  for (int c = part; c < chunks; c += warps_per_group) {
-    // 2. Chunk c has arrived when STAGES-2 later groups may still be under way.
+  for (int c = part; c < chunks; c += warps) {
+    // 2. One unit a lane. Its activations are asked for before the wait.
+    const int u = c * 32 + lane;
+    const typename Format::Acts a = Format::acts(x, min(u, units - 1));
+    // 3. Chunk c has arrived when STAGES-2 later groups may still be under way.
     cp_async_wait_group<STAGES - 2>();
     __syncwarp();  // for all lanes; and all have read the stage that is filled next
-    // 3. The next chunk goes where the one before this one was.
-    fetch(c + (STAGES - 1) * warps_per_group, stage == 0 ? STAGES - 1 : stage - 1);
-    // 4. One unit a lane.
-    const int u = c * 32 + lane;
+    // 4. The next chunk goes where the one before this one was.
+    fetch(c + (STAGES - 1) * warps, stage == 0 ? STAGES - 1 : stage - 1);
     if (u < units) {
-      const typename Format::Acts a = Format::acts(x, u);
 #pragma unroll
       for (int k = 0; k < ROWS; ++k) {
-        const long long first = min(r0 + k, od - 1) * row_bytes + static_cast<long long>(c) * Tile::kBytes;
-        const unsigned char* chunk = ring + (stage * ROWS + k) * Tile::kWindow + (first & 15);  // [kBytes]
+        const unsigned char* chunk = ring + (stage * ROWS + k) * Tile::kWindow + skew[k];  // [kBytes]
         acc[k] += Format::dot(Format::codes(Format::load(chunk, lane), u), a);
       }
     }
@@ -439,7 +452,7 @@ __global__ void __launch_bounds__(kMmvqPfMaxWarps * 32)
   __syncthreads();  // the group's first warp reads what its others have written
   if (part == 0 && lane < ROWS && r0 + lane < od) {
     float sum = partial[warp][lane];
-    for (int p = 1; p < warps_per_group; ++p) sum += partial[warp + p][lane];
+    for (int p = 1; p < warps; ++p) sum += partial[warp + p][lane];
     out[static_cast<long long>(t) * od + r0 + lane] = sum;
   }
 }
@@ -455,10 +468,9 @@ Status launch_mmvq_pf(const void* weights, const BlockQ8Pad40* acts, float* out,
   const dim3 grid(static_cast<unsigned>((groups + p.groups_per_block - 1) / p.groups_per_block),
                   static_cast<unsigned>(s.nt));
   const auto shared = static_cast<std::size_t>(p.warps()) * MmvqPfTile<Format>::kWarpBytes;
-  return launch(mmvq_pf<Format, ROWS>, grid, dim3(static_cast<unsigned>(32 * p.warps())), shared, stream,
+  return launch(mmvq_pf<Format, ROWS>, grid, p.block(), shared, stream,
                 static_cast<const unsigned char*>(weights), acts, out, static_cast<int>(s.od),
-                static_cast<int>(s.id), static_cast<long long>(row_bytes(Format::kType, s.id)),
-                p.warps_per_group);
+                static_cast<int>(s.id), static_cast<long long>(row_bytes(Format::kType, s.id)));
 }
 
 }  // namespace ladder
