@@ -16,9 +16,11 @@
 #include <algorithm>
 #include <atomic>
 #include <concepts>
+#include <initializer_list>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cpu/features.hpp"
@@ -309,6 +311,44 @@ double quant_int8_roundings(WeightType type, long long id) {
   const int additions = kernels.code_additions + (offsets ? kernels.offset_additions : 0);
   constexpr int kScales = 2, kReference = 2;  // two products with scales, at most; a weight of the reference
   return static_cast<double>(groups_of(id) * additions + kernels.tree_additions + kScales + kReference);
+}
+
+std::string quant_int8_source(WeightType type) {
+  if (!uses_int8(type)) return {};
+  const auto list = [](std::string_view file, std::initializer_list<std::string_view> names) {
+    std::string text;
+    for (const std::string_view name : names) {
+      text.append(text.empty() ? "" : ",").append("kernels/cpu/").append(file);
+      text.append("#cpu_int8_").append(name);
+    }
+    return text;
+  };
+  constexpr std::string_view kTiles = "quant_int8_avx512.hpp";
+  std::string text = list(kTiles, {"tiles", "lanes", "acts", "blocks", info(type).name});
+  switch (type) {  // parts of a format that others share
+    case WeightType::iq4_nl:
+      text.append(",").append(list(kTiles, {"q4_0", "iq4_table"}));
+      break;
+    case WeightType::iq4_xs:
+      text.append(",").append(list(kTiles, {"iq4_table"}));
+      break;
+    case WeightType::q4_k:
+      text.append(",").append(list(kTiles, {"k4"}));
+      break;
+    case WeightType::q5_k:
+      text.append(",").append(list(kTiles, {"k4", "bits_of_k"}));
+      break;
+    case WeightType::q3_k:
+      text.append(",").append(list(kTiles, {"two_bits", "bits_of_k"}));
+      break;
+    case WeightType::q2_k:
+    case WeightType::q6_k:
+      text.append(",").append(list(kTiles, {"two_bits"}));
+      break;
+    default:
+      break;
+  }
+  return text.append(",").append(list("quant_matmul.cpp", {"rows", "make", "plan"}));
 }
 
 const char* quant_int8_instruction() { return kernels_in_use().name; }

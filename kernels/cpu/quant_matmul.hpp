@@ -34,6 +34,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "harness/device/shape.hpp"
 #include "harness/experiment/weight_types.hpp"
@@ -118,6 +119,10 @@ void quant_int8_matmul(WeightType type, const void* weights /*[od][id]*/,
 /// Upper bound on the f32 roundings that a term of the product with blocks meets on the instruction set
 /// isa(), those of a reference that decodes weights to f32 included: |out - reference| <= roundings * u * S.
 [[nodiscard]] double quant_int8_roundings(WeightType type, long long id);
+
+/// Where the code stands that the product with blocks runs on AVX-512, for Rung::cpu_source: the anchors
+/// "file#anchor,file#anchor", what all types share first. Empty for F32, F16 and BF16.
+[[nodiscard]] std::string quant_int8_source(WeightType type);
 
 /// The instruction that multiplies int8 codes: "vpdpbusd", "vpmaddwd" (AVX-512 without VNNI), "vpmaddubsw"
 /// (AVX2), "sdot" (NEON), ...

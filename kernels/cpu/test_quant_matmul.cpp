@@ -774,6 +774,17 @@ TEST_CASE("int8 blocks are taken as they are, and nothing behind them is read") 
   }
 }
 
+TEST_CASE("every type names the code that multiplies it") {
+  for (const WeightType type : all_types()) {
+    const std::string source = ladder::cpu::quant_int8_source(type);
+    CAPTURE(source);
+    const bool own =
+        (source + ",").find(std::string("#cpu_int8_") + info(type).name + ",") != std::string::npos;
+    CHECK(own == ladder::cpu::uses_int8(type));
+    CHECK(source.empty() != ladder::cpu::uses_int8(type));
+  }
+}
+
 TEST_CASE("int8 blocks that are not finite reach their outputs and no others") {
   ThreadPool pool(2);
   on_every_isa([&](const std::string& isa) {
