@@ -2,9 +2,11 @@
 // the time follows the bytes, as far as unpacking them is cheap enough.
 //
 // The kernel is kernels/gemv/quant_f32_matmul.cuh; what differs from type to type is in quant_f32_formats.cuh
-// beside it.
+// beside it. The kernels that turn activations into int8 are timed here too (quantizers.hpp).
 //
-// BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/03-quantized-blocks/quantized_blocks.cu -o quantized_blocks
+// BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/03-quantized-blocks/quantized_blocks.cu
+//        kernels/quant/quantize_acts.cpp -o quantized_blocks
+#include "chapters/03-quantized-blocks/quantizers.hpp"
 #include "harness/experiment/main.hpp"
 #include "kernels/gemv/quant_f32_matmul.cuh"
 #if !defined(__CUDACC__)
@@ -77,5 +79,7 @@ inline Chapter chapter_03() {
 }  // namespace ladder
 
 #ifndef LADDER_NO_MAIN
-int main(int argc, char** argv) { return ladder::chapter_main(ladder::chapter_03(), argc, argv); }
+int main(int argc, char** argv) {
+  return ladder::chapter03::main_of_chapter(ladder::chapter_03(), argc, argv);
+}
 #endif

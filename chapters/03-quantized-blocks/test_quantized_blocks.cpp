@@ -1,8 +1,10 @@
 // Chapter 03's kernels against float64, and the broken ones against the checker.
 
 #define LADDER_NO_MAIN
-#include <bit>
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "chapters/03-quantized-blocks/quantized_blocks.cu"
 #include "chapters/03-quantized-blocks/wrong/wrong_kernels.cuh"
@@ -132,6 +134,32 @@ bool accepted(WeightType type, Context& ctx) {
 }
 
 }  // namespace
+
+TEST_CASE("quantizers are checked against the host, ties and guard bands included") {
+  Context ctx = testing::context_on(kDeviceExecutor);
+  for (const chapter03::Quantizer& q : chapter03::quantizers()) {
+    CAPTURE(q.id);
+    for (const auto& [nt, id] : {std::pair{1LL, 32LL}, {3LL, 96LL}, {65LL, 288LL}})
+      CHECK(chapter03::check(q, nt, id, ctx) == "");
+    CHECK(chapter03::check(q, 2, 40, ctx).find("multiple of 32") != std::string::npos);
+  }
+  chapter03::Quantizer away = *chapter03::find_quantizer("quantize_q8_pad40");
+  away.expected = [](std::span<const float> acts, long long nt, long long id) {
+    std::vector<BlockQ8Pad40> blocks = chapter03::host_blocks(acts);
+    for (std::size_t i = 0; i < acts.size(); ++i) {  // where the scale is 1, C's rounding instead
+      BlockQ8Pad40& b = blocks[i / kQ8ActsPerBlock];
+      if (b.d == 0x3c00)
+        b.q[i % kQ8ActsPerBlock] = static_cast<std::int8_t>(std::min(127.0f, std::round(acts[i])));
+    }
+    std::vector<unsigned char> bytes(chapter03::pad40_bytes(nt, id));
+    std::memcpy(bytes.data(), blocks.data(), bytes.size());
+    return bytes;
+  };
+  CHECK(chapter03::check(away, 1, 64, ctx).find("is not the host's") != std::string::npos);
+  chapter03::Quantizer longer = *chapter03::find_quantizer("quantize_q8_pad40");
+  longer.bytes = [](long long nt, long long id) { return chapter03::pad40_bytes(nt, id) - 4; };
+  CHECK(chapter03::check(longer, 1, 64, ctx).find("guard band") != std::string::npos);
+}
 
 TEST_CASE("the checker rejects every broken decoder, and accepts those that differ by the bug only") {
   Context ctx = testing::context_on(kDeviceExecutor);

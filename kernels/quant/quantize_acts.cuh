@@ -172,6 +172,7 @@ __global__ void __launch_bounds__(kQuantizeActsThreads)
 }
 // ANCHOR_END: quantize_q8_pad40
 
+// ANCHOR: quantize_q8_pad40_t
 __global__ void __launch_bounds__(kQuantizeActsThreads)
     quantize_q8_pad40_t(const float* __restrict__ acts,      // [nt][chunks][32]
                         std::int8_t* __restrict__ codes,     // [tiles][chunks][2048]
@@ -199,6 +200,7 @@ __global__ void __launch_bounds__(kQuantizeActsThreads)
                                                                                << 16;
   }
 }
+// ANCHOR_END: quantize_q8_pad40_t
 
 __global__ void __launch_bounds__(kQuantizeActsThreads)
     quantize_q8_0(const float* __restrict__ acts,  // [blocks][32]

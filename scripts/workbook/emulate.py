@@ -176,7 +176,7 @@ def bytes_report(made: Sequence[Record], committed: Sequence[Record]) -> str:
     lines = []
     for record in made:
         counters, declared = record.get("counters"), record.get("bytes", {}).get("total")
-        if not counters or declared is None:
+        if not counters or declared is None or "shape" not in record:  # no matmul: its binary says what it counted
             continue
         gpu = next((r for r in reversed(committed) if all(r.get(k) == record.get(k) for k in ("rung", "shape"))), None)
         shape = record["shape"]

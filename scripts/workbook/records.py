@@ -287,13 +287,13 @@ def latest(lines: Iterable[Line]) -> list[Line]:
 
 
 def matches(record: Record, **wanted: Any) -> bool:
-    """Does a record have these values?  A list allows any of them; nt, od and id look into the shape, other names
-    that are no field of their own into the parameters."""
+    """Does a record have these values?  A list allows any of them; nt, od and id look into the shape, and where there
+    is none into the parameters, as other names that are no field of their own."""
     for name, value in wanted.items():
         if value is None:
             continue
         if name in ("nt", "od", "id"):
-            have = record.get("shape", {}).get(name)
+            have = record.get("shape", record.get("params", {})).get(name)
         elif name in FIELDS:
             have = record.get(name)
         else:
@@ -336,7 +336,7 @@ def git_revision(root: Path = ROOT) -> str | None:
 
 
 def sources_of(rungs: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The code that stands behind each rung of a binary's --list, and behind "<rung>@cpu" where the twin names its own."""
+    """The code behind each rung of a binary's --list, and behind "<rung>@cpu" where the twin names its own."""
     found = {rung["rung"]: rung["source"] for rung in rungs if "source" in rung}
     found |= {f"{rung['rung']}@cpu": rung["cpu_source"] for rung in rungs if "cpu_source" in rung}
     return found

@@ -348,15 +348,47 @@ class Weaver:
         if file is None and self.page.parent == ROOT:
             raise Failure("plot: a page in the project root must say file=")
         path = ROOT / file if file else self.page.parent / "plots" / f"{kind}-{device}-{choice.layer}.svg"
-        mark = plots.fingerprint(choice)
+        title = f"{kind} of {_device_name(device)}, {choice.layer}"
+        self._picture(path, plots.fingerprint(choice), lambda: plots.draw(choice), title)
+
+    def block_picture(self, structs: Sequence[tuple[str, str]], name: str) -> None:
+        """Which byte of a block holds what: plots/<name>.svg beside the page, drawn from structs (file, name)."""
+        from . import layouts
+
+        found = layouts.named(structs)
+        shape = ", ".join(layout.struct.removeprefix("Block") for layout in found)
+        path = self.page.parent / "plots" / f"{name}.svg"
+        self._picture(path, layouts.fingerprint(found), lambda: layouts.draw(found), f"bytes of the blocks {shape}")
+
+    def sweep(self, kind: str, name: str, **options: Any) -> None:
+        """An SVG plots/<name>.svg beside the page of an experiment that varies one thing (sweeps.py: bars, ratio,
+        hot_cold).  Conditions are those of a table."""
+        from . import sweeps
+
+        if kind not in sweeps.KINDS:
+            raise one_of("kind of sweep", kind, list(sweeps.KINDS))
+        made = sweeps.KINDS[kind](lambda **wanted: self._timed(**wanted), **options)
+        path = self.page.parent / "plots" / f"{name}.svg"
+        who = ", ".join(sorted({_device_name(record["device"]) for record in made.records}))
+        self._picture(path, sweeps.fingerprint(made), lambda: sweeps.draw(made), f"{name}, {who}")
+
+    def _timed(self, **wanted: Any) -> list[Record]:
+        """Times that fit, one a point, each made from today's source."""
+        timed = [line for line in records.one_per_point(self.find(**wanted)) if "time_ns" in line.record]
+        return [line.record for line in self.fresh(timed)]
+
+    def _picture(self, path: Path, mark: str, draw: Callable[[], Any], title: str) -> None:
+        """Draw an SVG unless the one that is there has the mark, and emit the image line."""
+        from . import plots
+
         there = path.read_text(encoding="utf-8") if path.exists() else ""
         if mark not in there:
             if self.check:
                 raise Failure(f"{shown(path)} is {'not up to date' if there else 'missing'}; run scripts/ladder weave")
-            plots.save(plots.draw(choice), path, mark)
+            plots.save(draw(), path, mark)
             say(f"drew {shown(path)}")
         link = Path(os.path.relpath(path, self.page.parent)).as_posix()
-        self.emit(f"![{kind} of {_device_name(device)}, {choice.layer}]({link})")
+        self.emit(f"![{title}]({link})")
 
     def output(self, command: str) -> None:
         """A command and what it prints, run from the project root.  For outputs that are the same everywhere."""
@@ -405,7 +437,7 @@ class Weaver:
 
 def _value(record: Record, name: str) -> Any:
     if name in ("nt", "od", "id"):
-        return record.get("shape", {}).get(name)
+        return record.get("shape", record.get("params", {})).get(name)
     return record.get(name, record.get("params", {}).get(name))
 
 
@@ -479,7 +511,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "type": ("type", lambda r: r["type"]),
     "layer": ("layer", lambda r: r["layer"]),
     "shape": ("od x id", lambda r: f"{r['shape']['od']} x {r['shape']['id']}"),
-    "nt": ("nt", lambda r: str(r["shape"]["nt"])),
+    "nt": ("nt", lambda r: str(r.get("shape", r.get("params", {}))["nt"])),
     "mode": ("mode", lambda r: r["mode"]),
     "bytes": ("MB", lambda r: f"{r['bytes']['total'] / 1e6:.1f}"),
     "time": ("time", _time),
@@ -616,6 +648,20 @@ def _device_name(slug: str) -> str:
 # --- running over all text -------------------------------------------------------------------------------------------
 
 
+_CALLABLE = (
+    "code",
+    "table",
+    "engine_table",
+    "ladder_table",
+    "bytes_table",
+    "value",
+    "plot",
+    "sweep",
+    "block_picture",
+    "output",
+)
+
+
 def pages() -> list[Path]:
     """Every Markdown file of the project."""
     return [path for path in sorted(ROOT.rglob("*.md")) if not _SKIP & set(path.relative_to(ROOT).parts)]
@@ -630,10 +676,7 @@ def weave_page(weaver: Weaver, path: Path) -> tuple[str, str, list[str]]:
     cog = Cog()
     weaver.page = path
     weaver.emit = lambda piece: cog.cogmodule.outl(piece)
-    cog.options.defines = {
-        name: _guarded(getattr(weaver, name), weaver, failures, cog)
-        for name in ("code", "table", "engine_table", "ladder_table", "bytes_table", "value", "plot", "output")
-    }
+    cog.options.defines = {name: _guarded(getattr(weaver, name), weaver, failures, cog) for name in _CALLABLE}
     try:
         new = cog.process_string(text, fname=str(path))
     except CogError as error:
@@ -675,9 +718,15 @@ def _located(path: Path, message: str) -> str:
 
 
 def unused_anchors(weaver: Weaver) -> list[str]:
-    """Anchors that no text quotes and that name no rung (or the CPU twin of one)."""
+    """Anchors that no text quotes, that name no rung (or the CPU twin of one), and that no record was made from.
+
+    Without sound records that cannot be said; the first unsound one is the answer then.
+    """
     registered = _registered_names()
-    measured = {part for line in records.load_committed() for part in line.record.get("sources", "").split(",")}
+    try:
+        measured = {part for line in weaver.lines for part in line.record.get("sources", "").split(",")}
+    except UserError as error:
+        return [] if weaver.check else [str(error)]  # check_data() says it too
     found = []
     for anchor in all_anchors():
         rung = anchor.name.removeprefix("cpu_")
