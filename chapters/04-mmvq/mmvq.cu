@@ -1,5 +1,5 @@
-// Chapter 04: int8 products for few tokens. Weights as a file has them, activations in int8 blocks, and steps that
-// differ in who asks for what.
+// Chapter 04: int8 products for few tokens. Weights as a file has them, activations in int8 blocks, and steps
+// that differ in who asks for what.
 //
 // The kernels are in kernels/mmvq/mmvq.cuh; what differs from type to type is in mmvq_formats.cuh beside it.
 //

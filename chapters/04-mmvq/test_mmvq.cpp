@@ -32,7 +32,8 @@ bool ends_with(const std::string& text, const std::string& end) {
 TEST_CASE("every rung is right at every shape") {
   const Chapter chapter = chapter_04();
   std::vector<Shape> shapes = testing::block_shapes();
-  // Every od to 20 with an odd multiple of 32 or 256, then primes; tokens of mmvq_multi's two sizes; long rows.
+  // Every od to 20 with an odd multiple of 32 or 256, then primes; tokens of mmvq_multi's two sizes; long
+  // rows.
   for (long long od = 1; od <= 20; ++od)
     shapes.push_back({1 + od % 3, od, (od % 2 != 0 ? 32 : 256) * (2 * od - 1)});
   for (const Shape& s : {Shape{1, 23, 1120}, Shape{4, 29, 768}, Shape{5, 31, 1248}, Shape{8, 37, 1792},
@@ -152,10 +153,10 @@ TEST_CASE("every unit of a row has a lane, and no more warps than that needs") {
 TEST_CASE("requests and sectors are what the text says") {
   Context ctx = testing::context_on(kDeviceExecutor);
   const Chapter chapter = chapter_04();
-  // Rows of whole warps: 128 units of 32, or 64 of 64.
-  const auto counts = [&](const char* id) {
+  // Rows of whole warps: 4 warps' worth of units of 32, or 2 of units of 64.
+  const auto counts = [&](const std::string& id, long long nt = 1) {
     const Rung& r = find_rung(chapter, id);
-    Operands ops({1, 64, 4096}, 1, r.form());
+    Operands ops({nt, 64, 4096}, 1, r.form());
     ops.fill_inputs(FillKind::uniform, 1, ctx.stream);
     const emu::counting on;
     require(run_once(r, ops, 0, ctx, ctx.stream));
@@ -164,38 +165,58 @@ TEST_CASE("requests and sectors are what the text says") {
     return std::pair(c.of_buffer("weights", emu::Access::read), c.of_buffer("acts", emu::Access::read));
   };
   {
-    const auto [w, a] = counts("q4_0_q8_mmvq");  // a row: 4 warps, 9 requests of 18 sectors; 10 of 32 or 40
-    CHECK(w.requests == 64 * 4 * 9);
+    const auto [w, a] = counts("q4_0_q8_mmvq");  // 18 and 40 bytes apart
     CHECK(w.sectors == 64 * 4 * 9 * 18);
     CHECK(a.requests == 64 * 4 * 10);
     CHECK(a.sectors == 64 * 4 * 10 * 32);
   }
   {
     const auto [w, a] = counts("q4_0_q8_mmvq_rows");  // a quarter of the requests for activations
-    CHECK(w.requests == 64 * 4 * 9);
+    CHECK(w.sectors == 64 * 4 * 9 * 18);
     CHECK(a.requests == 16 * 4 * 10);
   }
   {
-    const auto [w, a] = counts("q4_0_q8_mmvq_v2");
-    CHECK(w.requests == 64 * 4 * 5);
+    const auto [w, a] = counts("q4_0_q8_mmvq_v2");  // half of those
     CHECK(a.requests == 16 * 4 * 5);
   }
   {
-    const auto [w, a] = counts("q4_k_q8_mmvq");  // 32 lanes share 4 blocks
-    CHECK(w.requests == 64 * 4 * 12);
-    CHECK(a.requests == 64 * 4 * 10);
+    const auto [w, a] = counts("q8_0_q8_mmvq");  // 34 bytes apart: a sector for every lane
+    CHECK(w.sectors == 64 * 4 * 17 * 32);
   }
   {
-    const auto [w, a] = counts("q4_k_q8_mmvq_v2");  // 2 warps' worth of units a row, 3 requests each
-    CHECK(w.requests == 64 * 2 * 3);
+    const auto [w, a] = counts("q4_k_q8_mmvq");  // 32 lanes share 4 blocks: 4 words of a header, 8 of nibbles
+    CHECK(w.sectors == 64 * 4 * (4 * 4 + 8 * 16));
+    CHECK(a.sectors == 64 * 4 * 10 * 32);
+  }
+  {
+    const auto [w, a] = counts("q4_k_q8_mmvq_v2");  // a header for four lanes, and twice 16 bytes of 32
+    CHECK(w.sectors == 64 * 2 * (8 + 32 + 32));
     CHECK(a.requests == 16 * 2 * 10);
   }
   {
-    const auto [w, a] =
-        counts("q4_0_q8_mmvq_pf");  // 576 bytes of weights a chunk: 36 lanes' copies, two requests
+    const auto [w, a] = counts("q4_0_q8_mmvq_multi", 8);  // the weights once, the activations of each token
+    CHECK(w.requests == 64 * 4 * 5);
+    CHECK(a.requests == 8 * 32 * 4 * 5);
+  }
+  {
+    const auto [w, a] = counts("q4_0_q8_mmvq_pf");  // a chunk is 576 bytes, 36 copies: two requests
     CHECK(w.requests == 64 * 4 * 2);
-    CHECK(w.sectors == 64 * 4 * 18);  // each sector once: dense
+    CHECK(w.sectors == 64 * 4 * 18);  // each sector once
     CHECK(a.requests == 32 * 4 * 5);
+  }
+  // Loads for 64 weights, plain and V2.
+  struct Loads {
+    const char* type;
+    std::uint64_t plain, v2;
+  };
+  for (const Loads& l :
+       {Loads{"q8_0", 34, 18}, Loads{"q5_1", 12, 6}, Loads{"q5_0", 22, 12}, Loads{"q4_1", 10, 10},
+        Loads{"q4_0", 18, 10}, Loads{"iq4_nl", 18, 10}, Loads{"q6_k", 68, 19}, Loads{"q5_k", 40, 5},
+        Loads{"q4_k", 24, 3}, Loads{"iq4_xs", 12, 6}, Loads{"q3_k", 70, 15}, Loads{"q2_k", 20, 7}}) {
+    const std::string id = std::string(l.type) + "_q8_mmvq";
+    CHECK_MESSAGE(counts(id).first.requests == 64 * 2 * l.plain, l.type);
+    CHECK_MESSAGE(counts(id + "_rows").first.requests == 64 * 2 * l.plain, l.type);
+    CHECK_MESSAGE(counts(id + "_v2").first.requests == 64 * 2 * l.v2, l.type);
   }
 }
 #endif

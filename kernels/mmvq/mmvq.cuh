@@ -1,5 +1,5 @@
-// Products of packed weights with int8 activations for few tokens: four kernels, each with its own header below. What a
-// unit of weights is and how it is multiplied is Format's (mmvq_formats.cuh).
+// Products of packed weights with int8 activations for few tokens: four kernels, each with its own header
+// below. What a unit of weights is and how it is multiplied is Format's (mmvq_formats.cuh).
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace ladder {
 
-// What the launchers share -----------------------------------------------------------------------------------
+// What the launchers share ------------------------------------------------------------------------------
 
 /// Most tokens of one launch of the kernels that have tokens on a grid axis: what that axis can count to.
 inline constexpr long long kMmvqMaxTokens = 65535;
@@ -48,8 +48,8 @@ Status mmvq_arguments(const void* weights, const BlockQ8Pad40* acts, Shape s, lo
   return {};
 }
 
-/// How rows are dealt to warps. Depends on the shape of the matrix only, never on nt: the order in which a row is
-/// added up does not either.
+/// How rows are dealt to warps. Depends on the shape of the matrix only, never on nt: the order in which a
+/// row is added up does not either.
 struct MmvqPlan {
   int warps_per_group;   ///< warps that share the rows of a group
   int groups_per_block;  ///< groups with rows of their own
@@ -61,8 +61,9 @@ struct MmvqPlan {
 
 inline constexpr int kMmvqMaxWarps = 8;
 
-/// As few passes as 8 warps need, and then as few warps as make that many passes: 152 units are one pass of 5 warps,
-/// where 8 would leave 104 lanes without a unit. Small groups share a block once there are blocks enough.
+/// As few passes as 8 warps need, and then as few warps as make that many passes: 152 units are one pass of 5
+/// warps, where 8 would leave 104 lanes without a unit. Small groups share a block once there are blocks
+/// enough.
 inline MmvqPlan mmvq_plan(long long units, long long groups) {
   const long long warp_loads = (units + 31) / 32;
   const long long passes = (warp_loads + kMmvqMaxWarps - 1) / kMmvqMaxWarps;
@@ -73,8 +74,8 @@ inline MmvqPlan mmvq_plan(long long units, long long groups) {
   return p;
 }
 
-/// Upper bound on the f32 roundings that a term meets: inside its unit, along its lane, in the butterfly, across the
-/// warps of its row, and two of the decoded weight that it is compared with.
+/// Upper bound on the f32 roundings that a term meets: inside its unit, along its lane, in the butterfly,
+/// across the warps of its row, and two of the decoded weight that it is compared with.
 template <class Format>
 double mmvq_roundings(long long id, int warps) {
   const long long units = id / Format::kUnit;
@@ -82,19 +83,22 @@ double mmvq_roundings(long long id, int warps) {
   return Format::kRoundings + steps + 5 + warps + 2;
 }
 
-// One block, one row -----------------------------------------------------------------------------------------
+// One block, one row ------------------------------------------------------------------------------------
 //
 // RUNG      mmvq_block: int8 products, a block of 256 threads for every output.
 // PREV      quant_f32_matmul: turns every code into a float.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
 // MAP       grid(od, nt) block(THREADS): thread -> every THREADS-th unit of 32 weights of one row
-// NEEDS     id a multiple of the type's block, 1 <= nt <= 65535 (checked by the launcher, and said in its error), weights
-//           16-byte and acts 4-byte aligned, any od >= 1
-// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B     WORK 2*nt*od*id FLOP
-// LOOK FOR  SASS: IDP.4A, 8 a unit and none of I2FP but one; LDG.E.U16 for weights of 18, 22, 34, 110, 210 byte blocks
-// EXPECT    beats quant_f32_matmul where that one was limited by instructions. Asks for the activations once for every
-//           row, 9 or 10 requests a unit beside 9 for Q4_0's weights; of id = 4864, 104 of 256 threads have no unit
+// NEEDS     id a multiple of the type's block, 1 <= nt <= 65535 (checked by the launcher, and said in its
+//           error), weights 16-byte and acts 4-byte aligned, any od >= 1
+// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B
+// WORK      2*nt*od*id FLOP
+// LOOK FOR  SASS: IDP.4A.S8.S8, eight to a unit, and I2FP only for what they have summed up; LDG.E.U16 for
+//           weights in blocks of 18, 22, 34, 110 and 210 bytes
+// EXPECT    beats quant_f32_matmul where that one was limited by instructions. Asks for the activations once
+//           for every row, 9 or 10 requests a unit beside 9 for Q4_0's weights; with id = 4864, 104 of 256
+//           threads have no unit
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 
 // ANCHOR: mmvq_block
@@ -137,8 +141,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 // ANCHOR_END: mmvq_block
 
-/// out[nt][od] = acts[nt][id] . weights[od][id]^T. Weights packed as Format::kType, acts [nt][id/32], all in device
-/// memory. Does not synchronise.
+/// out[nt][od] = acts[nt][id] . weights[od][id]^T. Weights packed as Format::kType, acts [nt][id/32], all in
+/// device memory. Does not synchronise.
 template <class Format, int THREADS = 256>
 Status launch_mmvq_block(const void* weights, const BlockQ8Pad40* acts, float* out, Shape s, Stream& stream) {
   if (Status ok = mmvq_arguments<Format>(weights, acts, s, kMmvqMaxTokens); !ok.ok()) return ok;
@@ -148,22 +152,24 @@ Status launch_mmvq_block(const void* weights, const BlockQ8Pad40* acts, float* o
                 static_cast<int>(s.id), static_cast<long long>(row_bytes(Format::kType, s.id)));
 }
 
-// Several rows -----------------------------------------------------------------------------------------------
+// Several rows ------------------------------------------------------------------------------------------
 //
-// RUNG      mmvq_rows: four rows share the activations; as many warps as a row has work for. With the formats V2 it is
-//           rung v2: loads as wide as the addresses allow.
-// PREV      mmvq_block: every row asks for the same activations again, and many of its threads have nothing to do.
+// RUNG      mmvq_rows: four rows share the activations; as many warps as a row has work for. With the formats
+//           V2 it is rung v2: loads as wide as the addresses allow.
+// PREV      mmvq_block: every row asks for the same activations again, and many threads have nothing to do.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
-// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32, warps, groups): `warps` warps -> ROWS rows, lane -> every
+// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32, warps, groups): group -> ROWS rows, lane -> every
 //           (32*warps)-th unit of them (mmvq_plan)
 // NEEDS     as mmvq_block; with V2 acts 8-byte aligned
-// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B     WORK 2*nt*od*id FLOP
-// LOOK FOR  SASS: all LDG of a step before its first IDP.4A; with V2 LDG.E.128 for Q4_K and Q5_K, LDG.E.64 for
-//           activations, no LDG.E.U16 but one for Q4_0, and SHF for its words
-// EXPECT    beats mmvq_block on long rows and on short ones. V2 beats the plain formats most where units were read
-//           several times over (Q3_K, Q6_K, Q2_K), least for Q4_1. Loses where od is small: ROWS rows make a quarter as
-//           many groups
+// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B
+// WORK      2*nt*od*id FLOP
+// LOOK FOR  SASS: all LDG of a step before its first IDP.4A, but for plain Q8_0, Q6_K and Q3_K, whose many
+//           narrow loads find no more registers; with V2 LDG.E.128 for Q4_K and Q5_K, LDG.E.64 for
+//           activations, one LDG.E.U16 a row and SHF.R.W for Q4_0
+// EXPECT    beats mmvq_block on long rows and on short ones. V2 beats the plain formats most where bytes were
+//           read several times over (Q3_K, Q6_K, Q2_K), least for Q4_1. Loses where od is small: there are a
+//           quarter as many groups as rows
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 
 inline constexpr int kMmvqRows = 4;
@@ -230,25 +236,28 @@ Status launch_mmvq_rows(const void* weights, const BlockQ8Pad40* acts, float* ou
                 static_cast<int>(s.id), static_cast<long long>(row_bytes(Format::kType, s.id)));
 }
 
-// Several tokens ---------------------------------------------------------------------------------------------
+// Several tokens ----------------------------------------------------------------------------------------
 //
 // RUNG      mmvq_multi: up to eight tokens in one pass over the weights.
 // PREV      mmvq_rows: reads and unpacks every weight again for every token.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
 // MAP       grid(ceil(od/(ROWS*groups))) block(32, warps, groups): as mmvq_rows, each lane for all tokens
-// NEEDS     id a multiple of the type's block, 1 <= nt <= 8 (checked by the launcher, and said in its error), weights
-//           16-byte and acts 8-byte aligned, any od >= 1
-// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B     WORK 2*nt*od*id FLOP
-// LOOK FOR  SASS: one LDG of weights for NT times eight IDP.4A; no local memory
-// EXPECT    two tokens cost little more than one; eight cost more, since activations take eight times the requests and
-//           dp4a eight times the instructions. Loses to tensor cores above that
+// NEEDS     id a multiple of the type's block, 1 <= nt <= 8 (checked by the launcher, and said in its error),
+//           weights 16-byte and acts 8-byte aligned, any od >= 1
+// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B
+// WORK      2*nt*od*id FLOP
+// LOOK FOR  SASS: NT times as many IDP.4A as for one token, for the same LDG of weights; no LDL or STL (local
+//           memory)
+// EXPECT    two tokens cost little more than one; eight cost more, since activations take eight times the
+//           requests and dp4a eight times the instructions. Loses to tensor cores above that
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 
 inline constexpr int kMmvqMultiRows = 2;
 
 // ANCHOR: mmvq_multi
-/// Tokens 0..nt-1, nt <= NT. The order in which a token's terms are added is that of mmvq_rows, for every NT and nt.
+/// Tokens 0..nt-1, nt <= NT. The order in which a token's terms are added is that of mmvq_rows, for every NT
+/// and nt.
 template <class Format, int ROWS, int NT>
 __global__ void __launch_bounds__(kMmvqMaxWarps * 32, 2)
     mmvq_multi(const unsigned char* __restrict__ weights,  // [od][row_bytes]
@@ -319,28 +328,31 @@ Status launch_mmvq_multi(const void* weights, const BlockQ8Pad40* acts, float* o
   return run(mmvq_multi<Format, ROWS, 8>);
 }
 
-// Pipelined --------------------------------------------------------------------------------------------------
+// Pipelined ---------------------------------------------------------------------------------------------
 //
 // RUNG      mmvq_pf: weights on their way into shared memory while those before them are multiplied.
 // PREV      mmvq_rows with the formats V2: a lane's next loads wait for its present arithmetic.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, acts in int8 blocks
 // LAYOUT    weights row-major blocks of the type, acts [nt][id/32] BlockQ8Pad40, out row-major f32
-// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32, warps, groups): `warps` warps -> ROWS rows, warp -> every
+// MAP       grid(ceil(od/(ROWS*groups)), nt) block(32, warps, groups): group -> ROWS rows, warp -> every
 //           `warps`-th chunk of 32 units, lane -> one unit of it (mmvq_pf_plan)
-// NEEDS     as mmvq_rows with V2. Where od*row_bytes is no multiple of 16, the matrix should be followed by as many
-//           readable bytes: none are read, but compute-sanitizer takes a shortened cp.async for a whole one
-// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B     WORK 2*nt*od*id FLOP
-// LOOK FOR  SASS: LDGSTS.E.BYPASS.128 for weights, LDS for them, LDG for activations only
-// EXPECT    wins on rows of many chunks, whatever the block's size: 16-byte copies know nothing of blocks. Loses on
-//           rows of one or two chunks, where there is nothing to run ahead of
+// NEEDS     as mmvq_rows with V2. Where od*row_bytes is no multiple of 16, up to 14 bytes after the matrix
+//           should be readable: they are not read, but compute-sanitizer takes a shortened cp.async for a
+//           whole one
+// TRAFFIC   weights od*id/block_elems*block_bytes B, acts 40*nt*id/32 B, out 4*nt*od B
+// WORK      2*nt*od*id FLOP
+// LOOK FOR  SASS: LDGSTS.E.BYPASS.128 and LDS for weights, LDG for activations only
+// EXPECT    wins on rows of many chunks, whatever the block's size: 16-byte copies know nothing of blocks.
+//           Loses on rows of one or two chunks, where there is nothing to run ahead of
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 
 inline constexpr int kMmvqPfRows = 2;
 inline constexpr int kMmvqPfMaxWarps = 4;
 
-/// A chunk is 32 units of one row. Rows begin at any even address and chunks are multiples of 16 bytes, so all chunks of a
-/// row begin equally far, 0 to 14 bytes, behind a multiple of 16. That is where the copy begins, and the distance is the
-/// same in shared memory: every load finds the alignment that it would find in global memory.
+/// A chunk is 32 units of one row. Rows begin at any even address and chunks are multiples of 16 bytes, so
+/// all chunks of a row begin equally far, 0 to 14 bytes, behind a multiple of 16. That is where the copy
+/// begins, and the distance is the same in shared memory: every load finds the alignment that it would find
+/// in global memory.
 template <class Format>
 struct MmvqPfTile {
   static constexpr int kBlocks = 32 * Format::kUnit / info(Format::kType).block_elems;  ///< of a chunk
@@ -387,8 +399,8 @@ __global__ void __launch_bounds__(kMmvqPfMaxWarps * 32)
   const int chunks = (units + 31) / 32;
   unsigned char* ring = dynamic_shared<unsigned char>() + warp * Tile::kWarpBytes;  // [STAGES][ROWS][kWindow]
 
-  // A row's place, rounded down to a multiple of 16 bytes, and what that took off. Its end, and that of the matrix, count
-  // from there.
+  // A row's place, rounded down to a multiple of 16 bytes, and what that took off. Its end, and that of the
+  // matrix, count from there.
   const unsigned char* w[ROWS];
   int skew[ROWS], row_end[ROWS], matrix_end[ROWS];
 #pragma unroll
@@ -400,8 +412,8 @@ __global__ void __launch_bounds__(kMmvqPfMaxWarps * 32)
     matrix_end[k] = static_cast<int>(min(od * row_bytes - (first - skew[k]), 1LL << 30));
   }
 
-  // Begins the copy of chunk c of all rows into a stage, 16 bytes a lane and step, and closes the group. Past the last
-  // chunk the group is empty.
+  // Begins the copy of chunk c of all rows into a stage, 16 bytes a lane and step, and closes the group. Past
+  // the last chunk the group is empty.
   const auto fetch = [&](int c, int stage) {
 #pragma unroll
     for (int k = 0; k < ROWS; ++k) {

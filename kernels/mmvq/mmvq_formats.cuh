@@ -6,30 +6,32 @@
 //   kUnit          weights that a lane takes at once: 32, which share one scale of the activations, or 64
 //   kActsAlign     bytes that the address of the activations must be a multiple of
 //   kRoundings     f32 roundings that a term can meet inside a unit
-//   kBlocksPerSm   blocks of 256 threads that registers must be left for: fewer where a unit takes many of them
+//   kBlocksPerSm   blocks of 256 threads that registers must be left for: few where a unit takes many
 //   Raw, load      a unit's bytes in registers, as they lie in the file
-//   Codes, codes   Raw -> a byte for every code, four to a word in the order of the activations, and the scales
+//   Codes, codes   Raw -> a byte for every code, four to a word in the order of the activations, and scales
 //   Acts, acts     the activations of a unit, read once for all rows
 //   dot            Codes . Acts -> f32
 //
-// The algebra is the same everywhere. A weight is d * (code - offset) or d * code + m, an activation is d8 * x:
+// The algebra is the same everywhere. A weight is d * (code - offset) or d * code + m, an activation d8 * x:
 //   sum over the unit of weight * activation = d8 * d * (dot - offset * sx)      dot = sum code * x
 //                                         or = d8 * d * dot + d8 * m * sx        sx  = sum x
-// dot and sx are exact integers, four products and their sum in one instruction (dp4a); only then comes f32, once
-// a unit. Types with a scale for every 16 weights need dot and sx of both halves. sx of a whole block is stored with
-// the activations; sx of a half is dp4a with four ones. All rounding is written down (__fmul_rn, __fmaf_rn), so a
-// compiler cannot round the same product differently in two kernels.
+// dot and sx are exact integers, four products and their sum in one instruction (dp4a); only then comes f32,
+// once a unit. Types with a scale for every 16 weights need dot and sx of both halves. sx of a whole block is
+// stored with the activations; sx of a half is dp4a with four ones. All rounding is written down (__fmul_rn,
+// __fmaf_rn), so a compiler cannot round the same product differently in two kernels.
 //
-// Each type is here twice. The plain formats take 32 neighbouring weights and load narrowly: 2 bytes where a block
-// can begin at any even address, else 4. The ones named V2 load as widely as an address allows and read each byte
-// once:
-//   Q4_K, Q5_K             144, 176 bytes: 16-byte loads; 64 weights, the low and the high nibbles of 32 bytes
-//   IQ4_XS, Q5_1           136, 24: 8-byte loads
-//   Q4_1, Q2_K             20, 84: 4-byte loads. Q2_K takes 64 weights, all four pairs of bits of 16 bytes
-//   Q4_0, IQ4_NL, Q5_0, Q8_0, Q3_K, Q6_K   18, 22, 34, 110, 210: an even address is a multiple of 4, or two bytes
-//                          beside one. 4-byte loads there, and a shift by 16 bits where needed. Q3_K and Q6_K
-//                          take 64 weights as Q2_K does
-// Activations come in 8-byte loads with them: 40 bytes are five of those.
+// Each type is here twice. The plain formats take 32 neighbouring weights and load narrowly: 2 bytes where a
+// block can begin at any even address, else 4. The ones named V2 load as widely as an address allows and read
+// each byte once:
+//   Q4_K, Q5_K              144, 176 bytes: 16-byte loads; 64 weights, low and high nibbles of 32 bytes
+//   IQ4_XS, Q5_1            136, 24: 8-byte loads
+//   Q4_1, Q2_K              20, 84: 4-byte loads. Q2_K takes 64 weights, all four pairs of bits of 16 bytes
+//   Q4_0, IQ4_NL            18
+//   Q5_0, Q8_0              22, 34
+//   Q3_K, Q6_K              110, 210: 64 weights as with Q2_K
+// The last six begin at any even address: a multiple of 4, or two bytes beside one. There are 4-byte loads at
+// the multiples of 4, and a shift by 16 bits where needed. With all V2 activations come in 8-byte loads: their
+// 40 bytes are five of those.
 //
 // Block layouts: kernels/quant/blocks.hpp.
 #pragma once
@@ -55,7 +57,7 @@ using quant_f32::load64;
 using quant_f32::low_nibbles;
 
 // ANCHOR: mmvq_units
-// Integers ----------------------------------------------------------------------------------------------------
+// Integers ----------------------------------------------------------------------------------------------
 
 /// for (i = 0..4N-1) sum += q[i] * x[i], signed bytes.
 template <int N>
@@ -74,7 +76,7 @@ __device__ __forceinline__ int sum_words(const unsigned* x) {
   return sum;
 }
 
-// Activations -------------------------------------------------------------------------------------------------
+// Activations -------------------------------------------------------------------------------------------
 
 // ANCHOR: mmvq_acts
 /// The activations of 32 neighbours: one block.
@@ -113,8 +115,8 @@ struct RunActs {
   float d[4];
   int sum[4];
 };
-/// Unit u of 64 weights is block u/4 of 256, half (u%4)/2 of it, and of every 32 weights there the first or the
-/// last 16: run k of the unit is elements 128*half + 32*k + 16*(u%2) .. +15.
+/// Unit u of 64 weights is block u/4 of 256, half (u%4)/2 of it, and of every 32 weights there the first or
+/// the last 16: run k of the unit is elements 128*half + 32*k + 16*(u%2) .. +15.
 __device__ __forceinline__ RunActs run_acts(const BlockQ8Pad40* x, int u) {
   const auto* first = reinterpret_cast<const unsigned char*>(x + 4 * (u / 2));  // 8-byte aligned
   const int odd = u % 2;
@@ -134,7 +136,7 @@ __device__ __forceinline__ RunActs run_acts(const BlockQ8Pad40* x, int u) {
   return a;
 }
 
-// One scale, and perhaps one minimum, for 32 weights -----------------------------------------------------------
+// One scale, and perhaps one minimum, for 32 weights ----------------------------------------------------
 
 // ANCHOR: mmvq_dot
 struct Scaled {
@@ -169,7 +171,8 @@ struct Halves {
   float d;
   int scale[2];
 };
-/// d8 d (s0 (dot0 - OFFSET sx0) + s1 (dot1 - OFFSET sx1)): the integer is below 2^24 for all codes and scales.
+/// d8 d (s0 (dot0 - OFFSET sx0) + s1 (dot1 - OFFSET sx1)): the integer is below 2^24 for all codes and
+/// scales.
 template <int OFFSET>
 __device__ __forceinline__ float dot_halves(const Halves& c, const BlockActs& a) {
   const int sum0 = sum_words<4>(a.q);  // the other half: what is left of the stored sum
@@ -178,7 +181,7 @@ __device__ __forceinline__ float dot_halves(const Halves& c, const BlockActs& a)
   return __fmul_rn(__fmul_rn(a.d, c.d), static_cast<float>(c.scale[0] * dot0 + c.scale[1] * dot1));
 }
 
-// Scales for 16 weights each, four runs of them ----------------------------------------------------------------
+// Scales for 16 weights each, four runs of them ---------------------------------------------------------
 
 struct Runs {
   unsigned q[4][4];
@@ -198,7 +201,7 @@ __device__ __forceinline__ float dot_runs(const Runs& c, const RunActs& a) {
 }
 inline constexpr int kRunsRoundings = 4 + 1;
 
-// Unpacking -----------------------------------------------------------------------------------------------------
+// Unpacking ---------------------------------------------------------------------------------------------
 
 /// Four words of nibbles -> eight words of codes: low nibbles are elements 0..15, high ones 16..31.
 __device__ __forceinline__ void split_nibbles(const unsigned* nibbles, unsigned* q) {
@@ -218,8 +221,9 @@ __device__ __forceinline__ void split_five_bits(const unsigned* nibbles, unsigne
 }
 
 // ANCHOR: load_half_and_words
-/// A half and N words behind it, in N + 1 loads where pairs of bytes would take 2N + 1. Either the words begin at a
-/// multiple of 4, or the half does: then each loaded word has the end of one of ours and the beginning of the next.
+/// A half and N words behind it, in N + 1 loads where pairs of bytes would take 2N + 1. Either the words
+/// begin at a multiple of 4, or the half does: then each loaded word has the end of one of ours and the
+/// beginning of the next.
 template <int N>
 struct HalfAndWords {
   unsigned half, w[N];  // the half in the low 16 bits, anything above it
@@ -243,8 +247,8 @@ __device__ __forceinline__ HalfAndWords<N> load_half_and_words(const unsigned ch
 }
 // ANCHOR_END: load_half_and_words
 
-/// N words at an even address, in N + 1 loads. Where the address is no multiple of 4 the first load begins two
-/// bytes before it: inside the matrix, since that begins at a multiple of 16.
+/// N words at an even address, in N + 1 loads. Where the address is no multiple of 4 the first load begins
+/// two bytes before it: inside the matrix, since that begins at a multiple of 16.
 template <int N>
 __device__ __forceinline__ void load_words(const unsigned char* p, unsigned* w) {      // p: 2-byte aligned
   const auto before = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(p) & 2);  // 0 or 2
@@ -267,8 +271,8 @@ constexpr unsigned iq4_signed_word(std::size_t first) {
 inline constexpr unsigned kIq4Word0 = iq4_signed_word(0), kIq4Word1 = iq4_signed_word(4),
                           kIq4Word2 = iq4_signed_word(8), kIq4Word3 = iq4_signed_word(12);
 
-/// The levels of the four codes in the low 16 bits, a byte each. A byte permutation chooses among eight bytes by three
-/// bits; the codes' fourth bits then choose between the two halves of the table.
+/// The levels of the four codes in the low 16 bits, a byte each. A byte permutation chooses among eight bytes
+/// by three bits; the codes' fourth bits then choose between the two halves of the table.
 __device__ __forceinline__ unsigned iq4_four(unsigned codes) {
   const unsigned three = codes & 0x7777u;
   const unsigned lower = __byte_perm(kIq4Word0, kIq4Word1, three);
@@ -310,7 +314,7 @@ struct ScaledMinPair {
 };
 // ANCHOR_END: mmvq_units
 
-// Types with blocks of 32 ----------------------------------------------------------------------------------------
+// Types with blocks of 32 -------------------------------------------------------------------------------
 
 // ANCHOR: mmvq_q4_0
 /// d f16, 16 bytes of nibbles; weight = d * (code - 8).
@@ -526,7 +530,8 @@ struct Q8_0V2 : Q8_0 {
 // ANCHOR_END: mmvq_q8_0_v2
 
 // ANCHOR: mmvq_iq4_nl
-/// d f16, 16 bytes of nibbles; weight = d * level[code]. The levels are bytes, so the table is four registers.
+/// d f16, 16 bytes of nibbles; weight = d * level[code]. The levels are bytes, so the table is four
+/// registers.
 struct IQ4_NL : Q4_0 {
   static constexpr WeightType kType = WeightType::iq4_nl;
   static __device__ __forceinline__ Codes codes(const Raw& r, int) {
@@ -555,9 +560,9 @@ struct IQ4_NLV2 : Q4_0V2 {
 };
 // ANCHOR_END: mmvq_iq4_nl_v2
 
-// Types with blocks of 256 -----------------------------------------------------------------------------------------------
-// A unit of 32 is sub-block u%8 of block u/8. Where codes are 2 or 4 bits, neighbouring lanes read the same bytes and
-// take other bits of them.
+// Types with blocks of 256 ------------------------------------------------------------------------------
+// A unit of 32 is sub-block u%8 of block u/8. Where codes are 2 or 4 bits, neighbouring lanes read the same
+// bytes and take other bits of them.
 
 // ANCHOR: mmvq_q4_k
 /// d, dmin f16, 12 bytes of 6-bit scales and minima, 128 of nibbles; weight = d * scale * code - dmin * min.
@@ -628,7 +633,8 @@ struct Q4_KV2 {
 // ANCHOR_END: mmvq_q4_k_v2
 
 // ANCHOR: mmvq_q5_k
-/// As Q4_K, with 32 bytes of fifth bits between scales and nibbles: bit j of byte l belongs to element 32*j + l.
+/// As Q4_K, with 32 bytes of fifth bits between scales and nibbles: bit j of byte l belongs to element 32*j +
+/// l.
 struct Q5_K {
   static constexpr WeightType kType = WeightType::q5_k;
   static constexpr int kUnit = 32, kActsAlign = 4, kRoundings = kScaledMinRoundings;
@@ -751,8 +757,8 @@ struct IQ4_XSV2 : IQ4_XS {
 // ANCHOR_END: mmvq_iq4_xs_v2
 
 // ANCHOR: mmvq_q2_k
-/// 16 bytes of 4-bit scales and minima, 64 of 2-bit codes, d, dmin f16; weight = d * scale * code - dmin * min, a scale
-/// for every 16. Sub-block u%8 is shift k = u%4 of the 32 bytes of half (u%8)/4.
+/// 16 bytes of 4-bit scales and minima, 64 of 2-bit codes, d, dmin f16; weight = d * scale * code - dmin *
+/// min, a scale for every 16. Sub-block u%8 is shift k = u%4 of the 32 bytes of half (u%8)/4.
 struct Q2_K {
   static constexpr WeightType kType = WeightType::q2_k;
   static constexpr int kUnit = 32, kActsAlign = 4, kRoundings = kScaledMinRoundings;
@@ -849,7 +855,8 @@ struct Q2_KV2 {
 // ANCHOR_END: mmvq_q2_k_v2
 
 // ANCHOR: mmvq_q3_k
-/// 32 bytes of third bits, 64 of two low bits, 12 of 6-bit scales, d f16; weight = d * (scale - 32) * (code - 4).
+/// 32 bytes of third bits, 64 of two low bits, 12 of 6-bit scales, d f16; weight = d * (scale - 32) * (code -
+/// 4).
 struct Q3_K {
   static constexpr WeightType kType = WeightType::q3_k;
   static constexpr int kUnit = 32, kActsAlign = 4, kRoundings = kScaledRoundings;
@@ -934,8 +941,8 @@ struct Q3_KV2 {
 // ANCHOR_END: mmvq_q3_k_v2
 
 // ANCHOR: mmvq_q6_k
-/// 128 bytes of four low bits, 64 of two high bits, 16 signed scales, d f16; weight = d * scale * (code - 32). Sub-block
-/// u%8 is number k = u%4 of half (u%8)/4.
+/// 128 bytes of four low bits, 64 of two high bits, 16 signed scales, d f16; weight = d * scale * (code -
+/// 32). Sub-block u%8 is number k = u%4 of half (u%8)/4.
 struct Q6_K {
   static constexpr WeightType kType = WeightType::q6_k;
   static constexpr int kUnit = 32, kActsAlign = 4, kRoundings = kScaledRoundings;

@@ -1,5 +1,5 @@
-// Broken int8 products: one bug each, and the checker must reject them all. Those without a bug are the control: the
-// checker must accept them, so it is the bug that it rejects.
+// Broken int8 products: one bug each, and the checker must reject them all. Those without a bug are the
+// control: the checker must accept them, so it is the bug that it rejects.
 #pragma once
 
 #include <cstdint>
