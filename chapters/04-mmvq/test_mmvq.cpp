@@ -252,6 +252,7 @@ TEST_CASE("the checker rejects every broken product, and accepts those that diff
   CHECK_FALSE(accepted(WeightType::q4_0, wrong::q4_0_product<Bug::half_of_k>, ctx));
   CHECK_FALSE(accepted(WeightType::q4_0, wrong::q4_0_product<Bug::neighbouring_nibbles>, ctx));
   CHECK_FALSE(accepted(WeightType::q4_0, wrong::q4_0_product<Bug::tokens_mixed_up>, ctx));
+  CHECK_FALSE(accepted(WeightType::q4_0, wrong::q4_0_product<Bug::half_accumulator>, ctx));
   CHECK_FALSE(accepted(WeightType::q4_0, wrong::q4_0_product<Bug::last_row_dropped>, ctx));
   CHECK(accepted(WeightType::q4_1, wrong::q4_1_product<Bug::none>, ctx));
   CHECK_FALSE(accepted(WeightType::q4_1, wrong::q4_1_product<Bug::minimum_unscaled>, ctx));

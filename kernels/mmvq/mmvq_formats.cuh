@@ -30,7 +30,7 @@
 //   Q5_0, Q8_0              22, 34
 //   Q3_K, Q6_K              110, 210: 64 weights as with Q2_K
 // The last six begin at any even address: a multiple of 4, or two bytes beside one. There are 4-byte loads at
-// the multiples of 4, and a shift by 16 bits where needed. With all V2 activations come in 8-byte loads: their
+// the multiples of 4, and a shift by 16 bits where needed. Activations come in 8-byte loads with V2: their
 // 40 bytes are five of those.
 //
 // Block layouts: kernels/quant/blocks.hpp.

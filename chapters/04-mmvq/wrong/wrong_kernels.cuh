@@ -16,6 +16,7 @@ enum class Bug {
   half_of_k,             ///< every second block is left out
   neighbouring_nibbles,  ///< the two nibbles of a byte taken for neighbours
   tokens_mixed_up,       ///< a token's accumulator gets another token's product
+  half_accumulator,      ///< the sum kept in f16
   last_row_dropped,      ///< rows in pairs, and an odd last one is not written
   scale_of_first_half,   ///< 16 weights multiplied with the scale of the 16 before them
   minimum_unscaled,   ///< the minimum multiplied with the codes of the activations, not with the activations
@@ -47,6 +48,7 @@ __global__ void q4_0_product(const unsigned char* weights, const BlockQ8Pad40* a
     if (kBug != Bug::sum_forgotten) dot -= 8 * x[kBug == Bug::sum_of_first_block ? 0 : b].sum;
     const float d8 = __half2float(__ushort_as_half(x[b].d));
     acc += d8 * half_at(block) * static_cast<float>(dot);
+    if (kBug == Bug::half_accumulator) acc = __half2float(__float2half(acc));
   }
   out[static_cast<long long>(t) * od + r] = acc;
 }
