@@ -73,6 +73,17 @@ class Sweeps(unittest.TestCase):
         for expected in ("64x256", "64x257", "1.00", "4.00", "257!", "nt 1, cold operands"):
             self.assertIn(expected, words)
 
+    def test_groups_may_have_one_scale(self):
+        find = Finder([timed("a", 1000.0, 256), timed("a", 9000.0, 512)])
+        at = [{"od": 64, "id": 256}, {"od": 64, "id": 512}]
+        tops = {}
+        for same in (False, True):
+            figure = self.sweeps.draw(self.sweeps.bars(find, ["a"], at, same_scale=same))
+            tops[same] = [axes.get_ylim()[1] for axes in figure.axes]
+            self.plots.plt.close(figure)
+        self.assertGreater(tops[False][1], 5 * tops[False][0])
+        self.assertEqual(tops[True][0], tops[True][1])
+
     def test_hot_points_that_are_not_valid_say_why(self):
         both = [timed("a", 4e6, 18944, layer="x"), timed("a", 1e6, 18944, "hot", "x", valid=False, why_not="in cache")]
         words = self.words(self.sweeps.hot_cold(Finder(both), ["a"], ["x"]))

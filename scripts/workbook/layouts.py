@@ -149,11 +149,11 @@ def _line(axes: Axes, layout: Layout, start: int, y: float) -> None:
         if first >= last:
             continue
         colour, halves = _role(layout, field)
-        for byte in range(first, last):
-            x = byte - start
-            axes.add_patch(Rectangle((x, y - high), 1, high, facecolor=colour, edgecolor="white", linewidth=0.7))
-            if halves:
-                axes.plot([x, x + 1], [y - high / 2] * 2, color="white", linewidth=0.7)
+        left, right = first - start, last - start
+        axes.add_patch(Rectangle((left, y - high), right - left, high, facecolor=colour, edgecolor="none"))
+        axes.vlines(range(left, right + 1), y - high, y, color="white", linewidth=0.7)
+        if halves:
+            axes.hlines(y - high / 2, left, right, color="white", linewidth=0.7)
         label = f"{field.name}[{field.count}]" if field.count > 1 else field.name
         if last - first > 1:
             axes.text(
@@ -168,9 +168,8 @@ def _line(axes: Axes, layout: Layout, start: int, y: float) -> None:
     marks = {start, end} | {field.offset for field in layout.fields if start <= field.offset < end}
     for byte in sorted(marks):
         axes.text(byte - start, y - high - 0.09, str(byte), ha="center", va="top", fontsize=7.5, color="#333333")
-    for byte in range(-(-start // _WORD) * _WORD, end + 1, _WORD):
-        x = byte - start
-        axes.plot([x, x], [y - high - 0.07, y + 0.05], color="#222222", linewidth=1.1, solid_capstyle="butt")
+    words = range(-(-start // _WORD) * _WORD - start, end + 1 - start, _WORD)
+    axes.vlines(words, y - high - 0.07, y + 0.05, color="#222222", linewidth=1.1)
 
 
 def named(structs: Sequence[tuple[str, str]]) -> list[Layout]:

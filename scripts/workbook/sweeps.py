@@ -20,12 +20,14 @@ import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from . import devices
 from .common import UserError
 from .plots import COLOURS, MARKERS, STYLE, layer_name
 from .records import Record
+
+_RATIOS = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10)
 
 Find = Callable[..., list[Record]]  # records that fit conditions, one a point
 
@@ -83,10 +85,12 @@ def bars(
     at: Sequence[dict[str, Any]],
     under: Callable[[Record], str] | None = None,
     skip: Sequence[tuple[str, dict[str, Any]]] = (),
+    same_scale: bool = False,
     **common: Any,
 ) -> Sweep:
     """Times of several rungs beside each other, a group of bars for each place in `at` (dict(layer=..) or
-    dict(od=.., id=..)).  `under` writes a line below each bar; `skip` names the pairs that cannot be."""
+    dict(od=.., id=..)).  `under` writes a line below each bar; `skip` names the pairs that cannot be.  `same_scale` is for groups that
+    are to be compared with each other, too."""
     groups: list[list[Record]] = []
     for place in at:
         group = []
@@ -97,10 +101,13 @@ def bars(
         groups.append(group)
     found = [record for group in groups for record in group]
     words = [under(record) if under else "" for record in found]
-    return Sweep(lambda: _draw_bars(groups, list(rungs), dict(zip(map(id, found), words, strict=True))), found, words)
+    below = dict(zip(map(id, found), words, strict=True))
+    return Sweep(lambda: _draw_bars(groups, list(rungs), below, same_scale), found, [*words, str(same_scale)])
 
 
-def _draw_bars(groups: Sequence[Sequence[Record]], rungs: Sequence[str], under: dict[int, str]) -> Figure:
+def _draw_bars(
+    groups: Sequence[Sequence[Record]], rungs: Sequence[str], under: dict[int, str], same_scale: bool
+) -> Figure:
     count = sum(len(group) for group in groups)
     figure, every = plt.subplots(1, len(groups), figsize=(max(6.4, 1.05 * count + 1.2), 3.8), squeeze=False)
     figure.subplots_adjust(left=0.09, right=0.985, top=0.80, wspace=0.28)
@@ -130,6 +137,8 @@ def _draw_bars(groups: Sequence[Sequence[Record]], rungs: Sequence[str], under: 
         axes.set_xticks(range(len(group)), [under[id(record)] for record in group], fontsize=7.5)
         axes.set_title(layer_name(group[0]), fontsize=9.5)
         axes.set_xlim(-0.6, len(group) - 0.4)
+        compared = [record for each in groups for record in each] if same_scale else group
+        axes.set_ylim(0, 1.12 * max(record["time_ns"]["q3"] for record in compared) / 1e3)
         axes.grid(axis="x", visible=False)
     every[0][0].set_ylabel("time, µs")
     handles = {name: part for axes in every[0] for part, name in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -152,7 +161,11 @@ def ratio(find: Find, pairs: Sequence[tuple[str, str]], od: int, **common: Any) 
     meets 1 is marked."""
     curves: list[tuple[str, list[tuple[Record, Record]]]] = []
     for a, b in pairs:
-        of = {rung: {r["shape"]["id"]: r for r in find(rung=rung, od=od, **common)} for rung in (a, b)}
+        # A shape may be recorded as several layers, or without a name: the newest record stands for it.
+        of = {
+            rung: {r["shape"]["id"]: r for r in sorted(find(rung=rung, od=od, **common), key=lambda r: r["date"])}
+            for rung in (a, b)
+        }
         both = sorted(of[a].keys() & of[b].keys())
         if len(both) < 2:
             raise UserError(f"sweep: {a} and {b} have {len(both)} id in common at od {od}; a curve needs two")
@@ -173,7 +186,7 @@ def crossings(points: Sequence[tuple[float, float]]) -> list[float]:
 
 def _draw_ratio(curves: Sequence[tuple[str, list[tuple[Record, Record]]]], od: int) -> Figure:
     figure, axes = plt.subplots(figsize=(9.6, 4.8))
-    figure.subplots_adjust(left=0.08, right=1 - 3.3 / figure.get_figwidth(), top=0.93)
+    figure.subplots_adjust(left=0.08, right=1 - 2.6 / figure.get_figwidth(), top=0.93)
     ids: set[int] = set()
     notes = []
     for k, (name, pairs) in enumerate(curves):
@@ -196,8 +209,10 @@ def _draw_ratio(curves: Sequence[tuple[str, list[tuple[Record, Record]]]], od: i
     axes.set_xticks(sorted(ids))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
+    low, high = axes.get_ylim()
+    axes.set_yticks([tick for tick in _RATIOS if low <= tick <= high])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel("id, length of a row")
     axes.set_ylabel("time / time of the other")
@@ -230,7 +245,7 @@ def hot_cold(find: Find, rungs: Sequence[str], layer: Sequence[str], nt: int = 1
 
 def _draw_hot_cold(groups: Sequence[Sequence[tuple[Record, Record]]], nt: int) -> Figure:
     figure, axes = plt.subplots(figsize=(9.6, 4.6))
-    figure.subplots_adjust(left=0.09, right=0.80, top=0.93)
+    figure.subplots_adjust(left=0.09, right=0.77, top=0.93)
     labels: list[str] = []
     highest = max(pair[0]["roof"]["bandwidth_gbps"] for group in groups for pair in group)
     for group in groups:
@@ -271,7 +286,7 @@ def _draw_hot_cold(groups: Sequence[Sequence[tuple[Record, Record]]], nt: int) -
     found = [record for group in groups for pair in group for record in pair]
     line = "The line is the read roof that was measured with the cold run of each layer's first rung."
     _caption(figure, found, [f"nt {nt}, medians. {line}"])
-    figure.subplots_adjust(bottom=figure.subplotpars.bottom + 0.45 / figure.get_figheight())
+    figure.subplots_adjust(bottom=figure.subplotpars.bottom + 0.3 / figure.get_figheight())
     return figure
 
 
