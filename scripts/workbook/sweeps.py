@@ -89,8 +89,8 @@ def bars(
     **common: Any,
 ) -> Sweep:
     """Times of several rungs beside each other, a group of bars for each place in `at` (dict(layer=..) or
-    dict(od=.., id=..)).  `under` writes a line below each bar; `skip` names the pairs that cannot be.  `same_scale` is for groups that
-    are to be compared with each other, too."""
+    dict(od=.., id=..)).  `under` writes a line below each bar; `skip` names the pairs that cannot be.
+    `same_scale` is for groups that are to be compared with each other, too."""
     groups: list[list[Record]] = []
     for place in at:
         group = []
