@@ -24,4 +24,6 @@ scripts/ladder record gemv_vec_w1 gemv_vec_w2 gemv_vec_w4 gemv_vec_w8 "${options
 scripts/ladder record gemv_vec_lane gemv_vec "${options[@]}" --nt 1 --mode hot --layer 0.5b.attn_q,0.5b.ffn_down,7b.ffn_down
 scripts/ladder record 03 "${options[@]}" --layer "$all_layers,$heads" --nt 1 --time-limit-ms 60
 scripts/ladder record 03 "${options[@]}" --layer 0.5b.ffn_down,7b.ffn_down --nt 2,8 --time-limit-ms 60
-scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:F16 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 512 -n 128
+# Whole models: every kind of tile, float weights, and how much a filled cache costs.
+scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 0.5b:F16 7b:Q4_0 7b:Q4_K_M 7b:Q8_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
+scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 128 -d 512,4096

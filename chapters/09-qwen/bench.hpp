@@ -81,6 +81,10 @@ class BenchReport {
   bool first_ = true;
 };
 
+/// The read roof of the device of the build (engine_device.cu): a function that reads a buffer larger than any cache
+/// and says how many GB/s that were. Throws DeviceError if the device returns a wrong sum.
+[[nodiscard]] std::function<double()> make_device_read_probe();
+
 /// One line of data/runs: a record of rung "engine".
 [[nodiscard]] std::string bench_record(const BenchSetting& setting, const BenchResult& result);
 

@@ -98,6 +98,8 @@ int bench_command(const BenchOptions& options) {
           probe.emplace(host, *pool);
           roof = [&probe] { return probe->bytes() / probe->once(); };
         }
+      } else if (options.roof_gbps == 0) {
+        roof = make_device_read_probe();
       }
       BenchSetting setting;
       setting.file = path;
@@ -110,7 +112,6 @@ int bench_command(const BenchOptions& options) {
       setting.executor = info.executor;
       setting.device = info.device;
       setting.device_slug = on_device ? slugify(info.device) : host.slug;
-      setting.kernels = info.kernels;
       setting.threads = pool ? pool->size() : 0;
       setting.batch = load.batch;
       setting.cache_type = load.cache_type;
@@ -127,6 +128,7 @@ int bench_command(const BenchOptions& options) {
           report.finish();
           return kInterruptedStatus;
         }
+        setting.kernels = info.kernels;  // which says more once a token was decoded
         report.add(setting, result);
       }
     }

@@ -62,8 +62,10 @@ struct Problem {
     const auto n = static_cast<std::size_t>(count * s.q_length());
     GuardedBuffer<float> dq(n, "q"), out(n, "out");
     dq.upload(std::span(q).subspan(static_cast<std::size_t>(t0 * s.q_length()), n));
+    Buffer<int> position(1, "position");
+    position.upload({{first + t0}});
     const Status status =
-        launch_attention_f32(dq.data(), dk.data(), dv.data(), out.data(), count, first + t0, s, stream);
+        launch_attention_f32(dq.data(), dk.data(), dv.data(), out.data(), count, position.data(), s, stream);
     REQUIRE_MESSAGE(status.ok(), status.message());
     stream.synchronize();
     std::vector<float> host(n);
@@ -90,8 +92,9 @@ struct Problem {
             magnitude += std::fabs(term);
           }
           score[static_cast<std::size_t>(p)] = sum;
-          // Scale, product, additions of a lane's elements and of the butterfly, the scale's own rounding.
-          error = std::max(error, (2.0 * ((s.head_dim + 63) / 64) + 5 + 4) * kU * magnitude);
+          // Scale, product, additions of a lane's elements (eight, at most) and of the butterfly, the scale's own
+          // rounding.
+          error = std::max(error, (8 + 5 + 4) * kU * magnitude);
           highest = std::max(highest, sum);
           lowest = std::min(lowest, sum);
           *largest_score = std::max(*largest_score, std::fabs(sum));
@@ -109,8 +112,9 @@ struct Problem {
           }
           // A weight is off by the error of its score and the highest one, by the rounding of the differences
           // of which it is the exponential (together no more than the range), and by the exponentials and
-          // products of its strips; weights appear above and below the fraction.
-          const double strips = positions / 32.0 + 1;
+          // products of its strips (of 64 positions, at least), of its warp's positions and of the warps; weights
+          // appear above and below the fraction.
+          const double strips = positions / 64.0 + 1;
           const double relative = 2 * (2 * error + 2 * kU * (highest - lowest) + (6 * strips + 40) * kU);
           const std::size_t at = static_cast<std::size_t>(t * s.q_length() + h * s.head_dim + i);
           if (!(std::isfinite(out[at]) && std::fabs(out[at] - value) <= relative * magnitude)) {
@@ -141,14 +145,15 @@ void check(HeadShape s, int nt, int first, float q_size, float key_bias, double 
 }  // namespace
 
 TEST_CASE("contexts around strips and warps, one token") {
-  for (const int context : {1, 2, 3, 4, 5, 31, 32, 33, 64, 257}) {
+  // A warp has four positions of 64 elements at a time, a block 64, and 256 under way.
+  for (const int context : {1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 257}) {
     check<float>({4, 2, 64}, 1, context - 1, 2.0f, 0.0f);
     check<__half>({4, 2, 64}, 1, context - 1, 2.0f, 0.0f);
   }
 }
 
 TEST_CASE("head sizes and groups") {
-  for (const int head_dim : {2, 6, 62, 64, 66, 128, 130, 256}) {
+  for (const int head_dim : {2, 6, 8, 24, 32, 62, 64, 66, 72, 128, 130, 248, 256}) {
     check<float>({3, 1, head_dim}, 2, 36, 2.0f, 0.0f);
     check<__half>({2, 2, head_dim}, 2, 36, 2.0f, 0.0f);
   }
@@ -198,12 +203,16 @@ TEST_CASE("what the kernel cannot take is refused with the reason") {
   Stream stream;
   const float* none = nullptr;
   float* out = nullptr;
-  const auto refusal = [&](int nt, int first, HeadShape s) {
+  const int* first = nullptr;
+  const auto refusal = [&](int nt, HeadShape s) {
     return launch_attention_f32(none, none, none, out, nt, first, s, stream).message();
   };
-  CHECK(refusal(1, 0, {4, 3, 64}).find("multiple of kv_heads, not 4 of 3") != std::string::npos);
-  CHECK(refusal(1, 0, {4, 2, 63}).find("even and at most 256, not 63") != std::string::npos);
-  CHECK(refusal(1, 0, {4, 2, 258}).find("even and at most 256, not 258") != std::string::npos);
-  CHECK(refusal(70000, 0, {4, 2, 64}).find("nt must be 1 to 65535") != std::string::npos);
-  CHECK(refusal(1, -1, {4, 2, 64}).find("first position") != std::string::npos);
+  CHECK(refusal(1, {4, 3, 64}).find("multiple of kv_heads, not 4 of 3") != std::string::npos);
+  CHECK(refusal(1, {4, 2, 63}).find("even and at most 256, not 63") != std::string::npos);
+  CHECK(refusal(1, {4, 2, 258}).find("even and at most 256, not 258") != std::string::npos);
+  CHECK(refusal(70000, {4, 2, 64}).find("nt must be 1 to 65535") != std::string::npos);
+  Buffer<float> odd(8, "odd");
+  CHECK(launch_attention_f32(odd.data() + 1, none, none, out, 1, first, {4, 2, 64}, stream)
+            .message()
+            .find("multiple of 16 bytes") != std::string::npos);
 }

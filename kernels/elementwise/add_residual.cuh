@@ -10,21 +10,28 @@
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/pdl.cuh"
 
 namespace ladder {
 
-__global__ void __launch_bounds__(256) add_residual(float* __restrict__ x,        // [count]
-                                                    const float* __restrict__ y,  // [count]
+__global__ void __launch_bounds__(256) add_residual(float* x,        // [count]
+                                                    const float* y,  // [count]
                                                     long long count) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;  // 0..count-1
   if (i < count) x[i] += y[i];
 }
 
 /// x[count] += y[count]: the residual connection. Does not synchronise.
-inline Status launch_add_residual(float* x, const float* y, long long count, Stream& stream) {
+/// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+inline Status launch_add_residual(float* x, const float* y, long long count, Stream& stream,
+                                  bool programmatic = false) {
   if (count < 1) return Status::error("add_residual: count must be at least 1");
-  return launch(add_residual, dim3(static_cast<unsigned>((count + 255) / 256)), dim3(256), 0, stream, x, y,
-                count);
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, add_residual, dim3(static_cast<unsigned>((count + 255) / 256)), dim3(256), 0, stream,
+                x, y, count);
 }
 
 }  // namespace ladder

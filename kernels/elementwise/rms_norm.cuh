@@ -13,16 +13,19 @@
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/pdl.cuh"
 #include "kernels/device/reduce.cuh"
 
 namespace ladder {
 
 inline constexpr int kRmsNormThreads = 256;
 
-__global__ void __launch_bounds__(kRmsNormThreads) rms_norm(const float* __restrict__ x,       // [nt][d]
+__global__ void __launch_bounds__(kRmsNormThreads) rms_norm(const float* x,                    // [nt][d]
                                                             const float* __restrict__ weight,  // [d]
-                                                            float* __restrict__ out,           // [nt][d]
+                                                            float* out,                        // [nt][d]
                                                             int d, float epsilon) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   constexpr int WARPS = kRmsNormThreads / 32;
   __shared__ float partial[WARPS];
   const int i0 = static_cast<int>(threadIdx.x);
@@ -48,11 +51,14 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm(const float* __restr
 
 /// out[nt][d] = x / sqrt(mean(x^2) + epsilon) * weight[d], row by row. Root-mean-square layer normalisation:
 /// https://arxiv.org/abs/1910.07467. Does not synchronise.
+/// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
 inline Status launch_rms_norm(const float* x, const float* weight, float* out, long long nt, int d,
-                              float epsilon, Stream& stream) {
+                              float epsilon, Stream& stream, bool programmatic = false) {
   if (nt < 1 || d < 1) return Status::error("rms_norm: nt and d must be at least 1");
-  return launch(rms_norm, dim3(static_cast<unsigned>(nt)), dim3(kRmsNormThreads), 0, stream, x, weight, out,
-                d, epsilon);
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, rms_norm, dim3(static_cast<unsigned>(nt)), dim3(kRmsNormThreads), 0, stream, x,
+                weight, out, d, epsilon);
 }
 
 }  // namespace ladder

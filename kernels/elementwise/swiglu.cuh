@@ -12,12 +12,15 @@
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/pdl.cuh"
 
 namespace ladder {
 
-__global__ void __launch_bounds__(256) swiglu(float* __restrict__ gate,      // [count]
-                                              const float* __restrict__ up,  // [count]
+__global__ void __launch_bounds__(256) swiglu(float* gate,      // [count]
+                                              const float* up,  // [count]
                                               long long count) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;  // 0..count-1
   if (i >= count) return;
   const float g = gate[i];
@@ -27,10 +30,14 @@ __global__ void __launch_bounds__(256) swiglu(float* __restrict__ gate,      // 
 
 /// gate[count] = silu(gate) * up[count], silu(g) = g / (1 + exp(-g)): https://arxiv.org/abs/2002.05202. Does
 /// not synchronise.
-inline Status launch_swiglu(float* gate, const float* up, long long count, Stream& stream) {
+/// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+inline Status launch_swiglu(float* gate, const float* up, long long count, Stream& stream,
+                            bool programmatic = false) {
   if (count < 1) return Status::error("swiglu: count must be at least 1");
-  return launch(swiglu, dim3(static_cast<unsigned>((count + 255) / 256)), dim3(256), 0, stream, gate, up,
-                count);
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, swiglu, dim3(static_cast<unsigned>((count + 255) / 256)), dim3(256), 0, stream, gate,
+                up, count);
 }
 
 }  // namespace ladder

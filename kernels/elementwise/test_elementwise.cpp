@@ -13,6 +13,7 @@
 #include "kernels/elementwise/add_residual.cuh"
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/elementwise/rope_store.cuh"
+#include "kernels/elementwise/set_step.cuh"
 #include "kernels/elementwise/swiglu.cuh"
 
 using namespace ladder;
@@ -176,8 +177,10 @@ void check_rope_store(HeadShape s, int nt, int first, double kv_roundoff) {
        dc = on_device(cosines, "cosines"), ds = on_device(sines, "sines");
   const auto cache_size = static_cast<std::size_t>(context * s.kv_length());
   GuardedBuffer<KV> keys(cache_size, "keys"), values(cache_size, "values");
+  Buffer<int> position(1, "position");
+  position.upload({{first}});
   REQUIRE(launch_rope_store(dq.data(), dk.data(), dv.data(), dc.data(), ds.data(), keys.data(), values.data(),
-                            nt, first, s, stream)
+                            nt, position.data(), s, stream)
               .ok());
   stream.synchronize();
 
@@ -230,7 +233,25 @@ TEST_CASE("rope_store rotates pairs half a head apart and fills its rows of the 
   }
   Stream stream;
   float* none = nullptr;
-  CHECK(launch_rope_store(none, none, none, none, none, none, none, 1, 0, {1, 1, 3}, stream)
+  CHECK(launch_rope_store(none, none, none, none, none, none, none, 1, nullptr, {1, 1, 3}, stream)
             .message()
             .find("head_dim even, not 3") != std::string::npos);
+}
+
+TEST_CASE("set_step stores a position and its tokens, and no more") {
+  Stream stream;
+  for (const std::size_t nt : {1u, 3u, 8u}) {
+    std::vector<std::int32_t> tokens(nt), expected = {41};
+    for (std::size_t t = 0; t < nt; ++t)
+      expected.push_back(tokens[t] = static_cast<std::int32_t>(1000 + 7 * t));
+    GuardedBuffer<std::int32_t> out(nt + 1, "step");
+    REQUIRE(launch_set_step(out.data(), 41, tokens, stream).ok());
+    stream.synchronize();
+    std::vector<std::int32_t> got(nt + 1);
+    CHECK(out.download(got));
+    CHECK(got == expected);
+  }
+  const std::vector<std::int32_t> none, nine(9);
+  CHECK(launch_set_step(nullptr, 0, none, stream).message() == "set_step: 1 to 8 tokens at once, not 0");
+  CHECK(launch_set_step(nullptr, 0, nine, stream).message() == "set_step: 1 to 8 tokens at once, not 9");
 }
