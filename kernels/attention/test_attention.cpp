@@ -62,8 +62,9 @@ struct Problem {
     const auto n = static_cast<std::size_t>(count * s.q_length());
     GuardedBuffer<float> dq(n, "q"), out(n, "out");
     dq.upload(std::span(q).subspan(static_cast<std::size_t>(t0 * s.q_length()), n));
+    const int at[] = {first + t0};
     Buffer<int> position(1, "position");
-    position.upload({{first + t0}});
+    position.upload(at);
     const Status status =
         launch_attention_f32(dq.data(), dk.data(), dv.data(), out.data(), count, position.data(), s, stream);
     REQUIRE_MESSAGE(status.ok(), status.message());

@@ -177,8 +177,9 @@ void check_rope_store(HeadShape s, int nt, int first, double kv_roundoff) {
        dc = on_device(cosines, "cosines"), ds = on_device(sines, "sines");
   const auto cache_size = static_cast<std::size_t>(context * s.kv_length());
   GuardedBuffer<KV> keys(cache_size, "keys"), values(cache_size, "values");
+  const int from[] = {first};
   Buffer<int> position(1, "position");
-  position.upload({{first}});
+  position.upload(from);
   REQUIRE(launch_rope_store(dq.data(), dk.data(), dv.data(), dc.data(), ds.data(), keys.data(), values.data(),
                             nt, position.data(), s, stream)
               .ok());
