@@ -51,6 +51,19 @@ __device__ __forceinline__ void cp_async_cg(void* shared, const void* global, in
 #endif
 }
 
+/// As cp_async_cg, OFFSET bytes further on both sides: the offset is part of the instruction, no addition.
+template <int OFFSET>
+__device__ __forceinline__ void cp_async_cg_at(void* shared, const void* global) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(shared_address(shared)),
+               "l"(global), "n"(OFFSET)
+               : "memory");
+#else
+  cp_async_cg(static_cast<unsigned char*>(shared) + OFFSET,
+              static_cast<const unsigned char*>(global) + OFFSET);
+#endif
+}
+
 __device__ __forceinline__ void cp_async_commit_group() {
 #if defined(__CUDACC__)
   asm volatile("cp.async.commit_group;" ::: "memory");

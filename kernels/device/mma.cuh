@@ -101,4 +101,31 @@ __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const std::uint32_t
 #endif
 }
 
+/// d = a . b: as mma_m16n8k32_s8 on sums of zero, which then take no registers.
+__device__ __forceinline__ void mma_m16n8k32_s8_zero(int (&d)[4], const std::uint32_t (&a)[4],
+                                                     const std::uint32_t (&b)[2]) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
+#else
+  d[0] = d[1] = d[2] = d[3] = 0;
+  emu::mma_m16n8k32_s8(d, a, b);
+#endif
+}
+
+/// The same for 16 columns of A.
+__device__ __forceinline__ void mma_m16n8k16_s8_zero(int (&d)[4], const std::uint32_t (&a)[2],
+                                                     const std::uint32_t (&b)[1]) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(0));
+#else
+  d[0] = d[1] = d[2] = d[3] = 0;
+  emu::mma_m16n8k16_s8(d, a, b);
+#endif
+}
+
 }  // namespace ladder

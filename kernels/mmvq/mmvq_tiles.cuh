@@ -17,6 +17,7 @@
 #include <string>
 
 #include "harness/device/device.hpp"
+#include "kernels/device/cp_async.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/pdl.cuh"
 #include "kernels/mmvq/mmvq_tiles_formats.cuh"
@@ -48,106 +49,192 @@ __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
   return rows16 < parts.first[1] ? 0 : rows16 < parts.first[2] ? 1 : 2;
 }
 
-// ANCHOR: mmvq_tiles
-/// @tparam NT tokens of the activations' group: 1, 2, 4, 8
-/// @tparam W warps of a block
-/// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
-template <class Format, int NT, int W, bool SWIGLU>
-__global__ void __launch_bounds__(32 * W)
-    mmvq_tiles(Parts parts, const unsigned char* acts, int nt, int id, int steps) {
-  constexpr int D = Format::kInFlight, COLS = StepActs<NT>::COLS, OUTS = kRows * NT;
-  constexpr int BYTES = tile_bytes<typename Format::Block>();
-  constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
-  __shared__ float partial[2][W][OUTS];
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int g = lane / 4, t = lane % 4;
-  const int mine = warp < steps ? (steps - warp + W - 1) / W : 0;  // tiles of a row that are this warp's
-  // 1. Sixteen rows at a time; with SWIGLU, those of the gate and then the same of the other matrix.
-  const int rows16 = SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts];
-  const int turns = (rows16 - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
-                    static_cast<int>(gridDim.x) * (SWIGLU ? 2 : 1);
-  const auto place = [&](int turn) {  // part and sixteen rows of it
-    const int at = static_cast<int>(blockIdx.x + static_cast<unsigned>(SWIGLU ? turn / 2 : turn) * gridDim.x);
-    const int p = SWIGLU ? turn % 2 : part_of(parts, at);
-    return make_int2(p, SWIGLU ? at : at - parts.first[p]);
-  };
-  const auto first_tile = [&](int turn) {
-    const int2 at = place(turn);
-    return static_cast<const unsigned char*>(parts.part[at.x].tiles) +
-           (static_cast<long long>(at.y) * steps + warp) * BYTES;
-  };
+/// What a block has summed up: for so many turns, the warps' sums side by side.
+template <int NT, int W>
+struct Partial {
+  static constexpr int TURNS = NT == 1 ? 8 : 2, OUTS = kRows * NT;
+  float v[TURNS][W][OUTS];
+};
 
-  // 2. D tiles on their way before anything else. They do not depend on the kernel before this one; activations do.
-  allow_next_kernel();
-  typename Format::Raw raw[D];
-  const unsigned char* row = first_tile(0);
-#pragma unroll
-  for (int d = 0; d < D; ++d) {
-    if (d < mine) raw[d] = Format::load(row + static_cast<long long>(d) * W * BYTES, lane);
-  }
-  wait_for_previous_kernel();
-
-  const unsigned char* codes = acts + (g % NT * 4 + t) * 16;
-  const unsigned char* scales = acts + tile_acts::scale_at(0, NT == 1 ? 0 : 2 * t % NT, NT, id);
-  float held = 0.0f;  // SWIGLU: the gate of this thread's output
-  for (int turn = 0; turn < turns; ++turn) {
-    const unsigned char* next_row = turn + 1 < turns ? first_tile(turn + 1) : nullptr;
-    float sums[2][COLS] = {};
-    // 3. As a tile is used up, the one D further on takes its registers: of these rows, or of the next.
-    for (int n = 0; n < mine; n += D) {
-#pragma unroll
-      for (int d = 0; d < D; ++d) {
-        if (n + d >= mine) break;
-        const long long step = warp + static_cast<long long>(n + d) * W;
-        Format::template multiply<NT>(
-            raw[d], StepActs<NT>{codes + step * (PAIRS * NT * 64), scales + step * (PAIRS * NT * 16)}, sums);
-        if (n + d + D < mine) {
-          raw[d] = Format::load(row + static_cast<long long>(n + d + D) * W * BYTES, lane);
-        } else if (next_row != nullptr) {
-          raw[d] = Format::load(next_row + static_cast<long long>(d) * W * BYTES, lane);
-        }
-      }
-    }
-
-    // 4. The warps' sums side by side, then added in order. Two buffers: who is still reading one is not disturbed.
-    float(&buffer)[W][OUTS] = partial[turn % 2];
-    if (NT == 1 ? t == 0 : 2 * t < NT) {
-#pragma unroll
-      for (int c = 0; c < COLS; ++c) {
-        buffer[warp][g * NT + (NT == 1 ? 0 : 2 * t) + c] = sums[0][c];
-        buffer[warp][(g + 8) * NT + (NT == 1 ? 0 : 2 * t) + c] = sums[1][c];
-      }
-    }
-    __syncthreads();  // all warps' sums are there
-    const int2 at = place(turn);
-    const MmvqPart& part = parts.part[at.x];
-    static_assert(OUTS <= 32 * W, "a thread an output");
-    const int o = static_cast<int>(threadIdx.x), r = at.y * kRows + o / NT, token = o % NT;
-    if (o < OUTS && r < part.od && token < nt) {
+/// A thread an output of the last `turns` turns, which began at sixteen `rows16`: the warps' sums in order, then what is
+/// added to them.
+template <int NT, int W, bool SWIGLU>
+__device__ __forceinline__ void finish(const Parts& parts, int rows16, int turns, int nt,
+                                       const Partial<NT, W>& partial) {
+  constexpr int OUTS = Partial<NT, W>::OUTS;
+  for (int o = static_cast<int>(threadIdx.x); o < (SWIGLU ? turns / 2 : turns) * OUTS; o += 32 * W) {
+    const int turn = o / OUTS, i = o % OUTS, token = i % NT;
+    const int p = SWIGLU ? 0 : part_of(parts, rows16 + turn);
+    const MmvqPart& part = parts.part[p];
+    const int r = (rows16 + turn - parts.first[p]) * kRows + i / NT;
+    if (r >= part.od || token >= nt) continue;
+    const auto sum_of = [&](int n, const MmvqPart& m) {
       float sum = 0.0f;
 #pragma unroll
-      for (int w = 0; w < W; ++w) sum += buffer[w][o];
-      if (part.bias != nullptr) sum += part.bias[r];
-      const long long to = static_cast<long long>(token) * part.od + r;
-      if (part.residual != nullptr) sum += part.residual[to];
-      if (!SWIGLU) {
-        part.out[to] = sum;
-      } else if (at.x == 0) {
-        held = sum;
-      } else {
-        part.out[to] = held / (1.0f + expf(-held)) * sum;
+      for (int w = 0; w < W; ++w) sum += partial.v[n][w][i];
+      return m.bias != nullptr ? sum + m.bias[r] : sum;
+    };
+    const long long to = static_cast<long long>(token) * part.od + r;
+    if constexpr (SWIGLU) {
+      const float gate = sum_of(2 * turn, part), up = sum_of(2 * turn + 1, parts.part[1]);
+      part.out[to] = gate / (1.0f + expf(-gate)) * up;
+    } else {
+      const float sum = sum_of(turn, part);
+      part.out[to] = part.residual != nullptr ? sum + part.residual[to] : sum;
+    }
+  }
+}
+
+/// N times 512 bytes, 16 a lane.
+template <int N>
+__device__ __forceinline__ void copy_vectors(unsigned char* shared, const unsigned char* global) {
+  if constexpr (N > 0) {
+    copy_vectors<N - 1>(shared, global);
+    cp_async_cg_at<512 * (N - 1)>(shared, global);
+  }
+}
+
+/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
+/// take more of them.
+template <class Format, int NT, int W>
+__host__ __device__ constexpr int blocks_per_sm() {
+  return (NT > 1 ? 16 : Format::kWarpsPerSm) / W;
+}
+
+// ANCHOR: mmvq_tiles
+/// @tparam NT tokens of the activations' group: 1 or 8
+/// @tparam W warps of a block
+/// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
+/// @param share sixteens of rows of a block
+template <class Format, int NT, int W, bool SWIGLU>
+__global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
+    mmvq_tiles(Parts parts, const unsigned char* acts, int nt, int id, int steps, int share, int staged) {
+  constexpr int D = Format::kInFlight, COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
+  constexpr int BYTES = tile_bytes<typename Format::Block>(), STRIDE = W * BYTES;
+  constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
+  __shared__ Partial<NT, W> partial;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int g = lane / 4, t = lane % 4;
+
+  // 1. This block's sixteens of rows, a turn each; with SWIGLU two turns each, of the gate and of the other matrix.
+  const int rows16 = SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts];
+  const int first = static_cast<int>(blockIdx.x) * share;
+  const int turns = (min(first + share, rows16) - first) * (SWIGLU ? 2 : 1);
+  const int mine = warp < steps ? (steps - warp + W - 1) / W : 0;  // tiles of a turn that are this warp's
+  const auto row_of = [&](int p, int at) {
+    return static_cast<const unsigned char*>(parts.part[p].tiles) +
+           (static_cast<long long>(at - (SWIGLU ? 0 : parts.first[p])) * steps + warp) * BYTES;
+  };
+
+  // 2. D tiles on their way before anything else, into a ring of the warp's own in shared memory. Registers would do, but
+  //    a warp can tell only a few of its loads apart (six scoreboards): waiting for the oldest, it would wait for more.
+  //    Weights do not depend on the kernel before this one; activations do.
+  allow_next_kernel();
+  unsigned char* const ring = dynamic_shared<unsigned char>() + warp * (D * BYTES);  // [D][BYTES]
+  int load_left = turns * mine, load_turn = 0, load_step = 0;                        // step: of the warp's
+  const unsigned char* load_row = row_of(SWIGLU ? 0 : part_of(parts, first), first) + 16 * lane;
+  const unsigned char* load_from = load_row;
+  const unsigned char* other_row = SWIGLU ? row_of(1, first) + 16 * lane : nullptr;
+  const bool has_tail = 16 * lane < BYTES % 512;
+  const auto load_next = [&](unsigned char* to) {
+    if (load_left > 0) {
+      --load_left;
+      copy_vectors<BYTES / 512>(to, load_from);
+      if (has_tail) cp_async_cg_at<BYTES / 512 * 512>(to, load_from);
+      load_from += STRIDE;
+      if (++load_step == mine) {
+        // The next turn: sixteens of a part follow each other.
+        load_step = 0;
+        ++load_turn;
+        if constexpr (SWIGLU) {
+          const unsigned char* after = load_row + static_cast<long long>(steps) * BYTES;
+          load_row = other_row;
+          other_row = after;
+        } else {
+          load_row += static_cast<long long>(steps) * BYTES;
+          const int at = first + load_turn;
+          if (at == parts.first[1] || at == parts.first[2])
+            load_row = row_of(part_of(parts, at), at) + 16 * lane;
+        }
+        load_from = load_row;
       }
     }
-    row = next_row;
+    cp_async_commit_group();  // empty at the end, so that groups count tiles
+  };
+  for (int d = 0; d < D; ++d) load_next(ring + d * BYTES + 16 * lane);
+  wait_for_previous_kernel();
+
+  // 3. Activations: one wait for all of them. Too many for shared memory, they are read where they are.
+  if (NT == 1 || staged != 0) {
+    uint4* to = reinterpret_cast<uint4*>(dynamic_shared<unsigned char>() + W * D * BYTES);
+    const uint4* from = reinterpret_cast<const uint4*>(acts);
+    const int all = static_cast<int>(tile_acts::group_bytes(NT, id) / 16);
+    for (int i0 = static_cast<int>(threadIdx.x); i0 < all; i0 += 4 * 32 * W) {
+      uint4 v[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (i0 + k * 32 * W < all) v[k] = from[i0 + k * 32 * W];
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (i0 + k * 32 * W < all) to[i0 + k * 32 * W] = v[k];
+      }
+    }
+    __syncthreads();  // all activations are there
+    acts = reinterpret_cast<const unsigned char*>(to);
+  }
+  const unsigned char* const codes = acts + (g % NT * 4 + t) * 16 + warp * (PAIRS * NT * 64);
+  const unsigned char* const scales =
+      acts + tile_acts::scale_at(NT == 1 ? t : 0, NT == 1 ? 0 : 2 * t, NT, id) + warp * (PAIRS * NT * 16);
+
+  // 4. As a tile has come to registers, the one D further on takes its place, of whatever turn it is. Warps do not wait
+  //    for each other but once in TURNS turns.
+  LaneSums<NT> sums;
+  int turn = 0, step = 0;
+  const auto end_turn = [&] {
+    float(&to)[kRows * NT] = partial.v[turn % TURNS][warp];
+#pragma unroll
+    for (int row16 = 0; row16 < 2; ++row16) {
+#pragma unroll
+      for (int c = 0; c < COLS; ++c) {
+        const float sum = sums.total(row16, c);
+        if (NT > 1 || t == 0) to[(g + 8 * row16) * NT + (NT == 1 ? 0 : 2 * t) + c] = sum;
+      }
+    }
+    sums = {};
+    step = 0;
+    ++turn;
+    if (turn % TURNS != 0 && turn != turns) return;
+    __syncthreads();  // all warps' sums are there
+    const int begun = (turn - 1) / TURNS * TURNS;
+    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), turn - begun, nt, partial);
+    __syncthreads();  // and read before the next ones are written
+  };
+  if (mine == 0) {
+    while (turn < turns) end_turn();  // a row has fewer tiles than the block has warps
+    return;
+  }
+  unsigned char* stage = ring;
+  while (turn < turns) {
+    cp_async_wait_group<D - 1>();  // the oldest of D groups is there
+    __syncwarp();                  // for all lanes
+    typename Format::template Raw<NT> raw;
+    raw.template load<FromShared>(stage, lane);
+    __syncwarp();  // all lanes have their shares
+    load_next(stage + 16 * lane);
+    stage = stage + BYTES == ring + D * BYTES ? ring : stage + BYTES;
+    multiply_tile<Format, NT>(raw, codes + static_cast<long long>(step) * (W * PAIRS * NT * 64),
+                              scales + static_cast<long long>(step) * (W * PAIRS * NT * 16), t, sums);
+    if (++step == mine) end_turn();
   }
 }
 // ANCHOR_END: mmvq_tiles
 
-/// Warps of a block, by the tiles of a row. It decides the order of additions, so it must not depend on nt or the device.
-constexpr int warps(long long row_steps) { return row_steps >= 64 ? 8 : 4; }
-
-/// How many warps a launch keeps on a multiprocessor: half of what fits, so that the next kernel's first loads find room.
-inline constexpr int kWarpsPerSm = 12;
+/// Warps of a block, by the length of a row. It decides the order of additions, so it must not depend on nt or the device.
+template <class Format>
+constexpr int warps(long long id) {
+  return id >= 2048 ? Format::kWarps : 4;
+}
 
 template <class F>
 Status with_tile_format(WeightType type, F&& f) {
@@ -185,18 +272,29 @@ Status with_tile_format(WeightType type, F&& f) {
                        " weights have no blocks; types with blocks of 32 or 256 have tiles");
 }
 
+/// Most shared memory that the activations of eight tokens may take.
+inline constexpr std::size_t kMostStagedBytes = 96 * 1024;
+
 template <class Format, int NT, int W, bool SWIGLU>
-Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic) {
+Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic,
+                    int warps_per_sm) {
   const int row_steps = static_cast<int>(steps<typename Format::Block>(id));
   const int rows16 = SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts];
   // As many blocks as fit at once, or a half, a third ... of the rows' sixteens, all with the same share.
-  const int most = std::max(1, multiprocessor_count() * kWarpsPerSm / W);
+  const int sms = multiprocessor_count();
+  const int most = std::max(1, sms * warps_per_sm / W);
   const int share = (rows16 + most - 1) / most;
+  const int blocks = (rows16 + share - 1) / share;
   LaunchOptions options;
   options.programmatic = programmatic;
-  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU>,
-                dim3(static_cast<unsigned>((rows16 + share - 1) / share)), dim3(32 * W), 0, stream, parts,
-                static_cast<const unsigned char*>(acts), nt, id, row_steps);
+  const std::size_t planes = tile_acts::group_bytes(NT, id);
+  const bool staged = NT == 1 || planes <= kMostStagedBytes;
+  const std::size_t shared =
+      static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>() +
+      (staged ? planes : 0);
+  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU>, dim3(static_cast<unsigned>(blocks)), dim3(32 * W),
+                shared, stream, parts, static_cast<const unsigned char*>(acts), nt, id, row_steps, share,
+                staged ? 1 : 0);
 }
 
 template <bool SWIGLU>
@@ -204,21 +302,14 @@ Status launch_any(WeightType type, const Parts& parts, const void* acts, int nt,
                   bool programmatic) {
   return with_tile_format(type, [&](auto format) -> Status {
     using Format = decltype(format);
-    const bool tall = warps(steps<typename Format::Block>(id)) == 8;
     const auto go = [&]<int NT>() {
-      return tall ? launch_parts<Format, NT, 8, SWIGLU>(parts, acts, nt, id, stream, programmatic)
-                  : launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+      constexpr int kResident = NT > 1 ? 16 : Format::kWarpsPerSm;
+      return warps<Format>(id) == 4
+                 ? launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident)
+                 : launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic,
+                                                                    kResident);
     };
-    switch (tile_acts::group_tokens(nt)) {
-      case 1:
-        return go.template operator()<1>();
-      case 2:
-        return go.template operator()<2>();
-      case 4:
-        return go.template operator()<4>();
-      default:
-        return go.template operator()<8>();
-    }
+    return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
   });
 }
 
@@ -291,7 +382,7 @@ inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const 
 inline double mmvq_tiles_roundings(WeightType type, long long id) {
   const double span = info(type).block_elems == 32 ? 128 : 256,
                row_steps = static_cast<double>((id + 255) / 256 * 256) / span;
-  const double w = tiles::warps(static_cast<long long>(row_steps));
+  const double w = 16;  // or fewer
   const double a_step =
       info(type).block_elems == 32 ? 4 * 2 : 2;  // additions to the warp's sum, with their products
   return 2 + 8 * 2 + a_step * (row_steps / w + 1) + w + 2;

@@ -1,7 +1,7 @@
 // Int8 activations in the order in which tensor cores want them beside tiles of weights (tiles.cuh): the same codes and
 // scales as BlockQ8Pad40, the same 40 bytes a block, other addresses.
 //
-// Tokens come in groups of NT = 1, 2, 4 or 8, the last filled up with zeros; so are the blocks of a row, to a multiple of
+// Tokens come in groups of NT = 1 or 8, the last filled up with zeros; so are the blocks of a row, to a multiple of
 // eight (256 activations). Two planes a group, pairs of neighbouring blocks side by side:
 //   codes   [pairs][NT][4][16]   at t: words t and t + 4 of the first block, then of the second
 //   scales  [pairs][NT][16]      of each block: the scale as f32, then the sums of codes 0..15 and 16..31 as int16
@@ -37,16 +37,16 @@ namespace ladder::tile_acts {
 inline constexpr int kMostTokens = 8;  ///< of a group: the columns of an mma instruction
 inline constexpr int kThreads = 256;
 
-/// Tokens of a group that holds nt of them: the next power of two. nt 1..8
-constexpr int group_tokens(long long nt) { return nt <= 1 ? 1 : nt <= 2 ? 2 : nt <= 4 ? 4 : kMostTokens; }
+/// Tokens of a group that holds nt of them: one alone, or the columns of the instruction. nt 1..8
+__host__ __device__ constexpr int group_tokens(long long nt) { return nt <= 1 ? 1 : kMostTokens; }
 /// Pairs of blocks of a row, filled up to whole steps of 256 activations.
-constexpr long long pairs(long long id) { return (id + 255) / 256 * 4; }
+__host__ __device__ constexpr long long pairs(long long id) { return (id + 255) / 256 * 4; }
 /// Bytes of a group of nt tokens, nt 1..8.
-constexpr std::size_t group_bytes(long long nt, long long id) {
+__host__ __device__ constexpr std::size_t group_bytes(long long nt, long long id) {
   return static_cast<std::size_t>(pairs(id)) * static_cast<std::size_t>(group_tokens(nt)) * 80;
 }
 /// Bytes of nt tokens: groups of eight, and one of the rest.
-constexpr std::size_t bytes(long long nt, long long id) {
+__host__ __device__ constexpr std::size_t bytes(long long nt, long long id) {
   return static_cast<std::size_t>(nt / kMostTokens) * group_bytes(kMostTokens, id) +
          (nt % kMostTokens > 0 ? group_bytes(nt % kMostTokens, id) : 0);
 }
@@ -148,10 +148,10 @@ __device__ __forceinline__ void quantize_row(const float* x, const float* norm, 
 }
 
 // ANCHOR: quantize_tile_acts
-__global__ void __launch_bounds__(kThreads)
-    quantize_tile_acts(const float* __restrict__ acts,  // [nt][id]
-                       const float* __restrict__ norm,  // [id] or null
-                       float epsilon, unsigned char* __restrict__ out, int nt, int id) {
+__global__ void __launch_bounds__(kThreads) quantize_tile_acts(
+    const float* acts,               // [nt][id]; written by the kernel before this one, so not __restrict__
+    const float* __restrict__ norm,  // [id] or null
+    float epsilon, unsigned char* __restrict__ out, int nt, int id) {
   __shared__ float partial[kThreads / 32];
   allow_next_kernel();
   wait_for_previous_kernel();

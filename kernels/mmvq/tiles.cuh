@@ -81,17 +81,16 @@ struct NibbleTile {
   }
 };
 
-/// Scales of four blocks, 8 bytes a row: rows g and g + 8 are side by side.
+/// Scales of four blocks: word 4 g + t has block t of row g in its lower half, of row g + 8 in its upper.
 template <class Block>
 __host__ __device__ unsigned scale_pair(const Source<Block>& s, int i) {
-  const int row = i / 4 + i % 4 / 2 * 8, j = i % 2 * 2;
-  const Block *a = s.at(row, j), *b = s.at(row, j + 1);
+  const Block *a = s.at(i / 4, i % 4), *b = s.at(i / 4 + 8, i % 4);
   return (a != nullptr ? a->d : 0u) | (b != nullptr ? static_cast<unsigned>(b->d) << 16 : 0u);
 }
-/// Scale and minimum of block i % 4 of row i / 4.
+/// Scales and minima of four blocks: words 2 (4 g + t) and the next have block t of rows g and g + 8.
 template <class Block>
 __host__ __device__ unsigned scale_and_min(const Source<Block>& s, int i) {
-  const Block* b = s.at(i / 4, i % 4);
+  const Block* b = s.at(i / 8 + i % 2 * 8, i / 2 % 4);
   return b != nullptr ? b->d | static_cast<unsigned>(b->m) << 16 : 0;
 }
 /// Fifth bits of four blocks: word i / 2 % 32 is lane's, of row g (i % 2 == 0) or g + 8.
@@ -328,7 +327,7 @@ Status with_tile_block(WeightType type, F&& f) {
 
 /// Bytes of a tile: those of its blocks.
 template <class Block>
-constexpr int tile_bytes() {
+__host__ __device__ constexpr int tile_bytes() {
   static_assert(Tile<Block>::kWords * 4 ==
                 kRows * (Tile<Block>::kSteps * 32 / Block::kElems) * int{sizeof(Block)});
   return Tile<Block>::kWords * 4;
