@@ -1,14 +1,15 @@
-// RUNG      mmvq_tiles: weights in tiles, multiplied by tensor cores, several loads of 16 bytes a lane under way.
-// PREV      mmvq_pf: two-byte loads, because blocks are 18 bytes; and dp4a, because one token seems too few for a matrix
+// RUNG      mmvq_tiles: weights in tiles, multiplied by tensor cores, copied by each warp into a ring of its own.
+// PREV      mmvq_pf: copies of 16 bytes that straddle blocks of 18; and dp4a, as one token seems too few for a matrix
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, nt 1..8; a bias or a residual added, or silu(gate) * up
 // LAYOUT    weights in tiles (tiles.cuh), acts int8 planes (tile_acts.cuh), out row-major f32
-// MAP       grid(at most a few blocks an SM) block(32 W): block -> every gridDim'th sixteen rows, warp -> every Wth tile
-//           of them, lane 4g+t -> words t and t+4 of rows g and g+8
+// MAP       grid(blocks that fit at once) block(32 W): block -> neighbouring sixteens of rows, one after the other;
+//           warp -> every Wth tile of them; lane 4g+t -> words t and t+4 of rows g and g+8
 // NEEDS     id % 32 == 0 (256 for types with blocks of 256), nt 1..8, sm_80: checked by the launcher
 // TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.25*NT*id B, out 4*nt*od B
-// WORK      2*nt*od*id int8 OP, of which the tensor cores do 8/nt times as many
-// LOOK FOR  SASS: LDG.E.128.CONSTANT with NA, IMMA.16832.S8.S8 (IMMA.16816 for scales of 16); no LDS in the loop
-// EXPECT    the read roof from some 30 MB on, for every type and every nt up to 8: the time of nt = 8 is that of nt = 1
+// WORK      2*nt*od*id int8_op, of which the tensor cores do 8/nt times as many
+// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, IMMA.16832.S8.S8 (IMMA.16816 for scales of 16) on RZ; no LDG.128 in the loop
+// EXPECT    95 % of the read roof for hundreds of megabytes; a launch costs 1.3 us more, a sixth of 38 MB. With eight
+//           tokens the scaling of 16 results a lane is the limit for types of few bits
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 #pragma once
 
@@ -35,6 +36,20 @@ struct MmvqPart {
   const float* bias = nullptr;      ///< [od], added; or null
   const float* residual = nullptr;  ///< [nt][od], added, may be `out` itself; or null
 };
+
+/// Shapes of mmvq_tiles.
+inline Status mmvq_tiles_supported(WeightType type, Shape s) {
+  if (!tiles::has_tiles(type)) {
+    return Status::error(std::string("mmvq_tiles: ") + info(type).name +
+                         " weights have no blocks; types with blocks of 32 or 256 have tiles");
+  }
+  if (Status ok = whole_blocks(type, s); !ok.ok()) return ok;
+  if (s.nt > tile_acts::kMostTokens) {
+    return Status::error("nt must be 1 to " + std::to_string(tile_acts::kMostTokens) + ", not " +
+                         std::to_string(s.nt));
+  }
+  return {};
+}
 
 namespace tiles {
 
@@ -297,37 +312,43 @@ Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream
                 staged ? 1 : 0);
 }
 
-template <bool SWIGLU>
-Status launch_any(WeightType type, const Parts& parts, const void* acts, int nt, int id, Stream& stream,
-                  bool programmatic) {
-  return with_tile_format(type, [&](auto format) -> Status {
-    using Format = decltype(format);
-    const auto go = [&]<int NT>() {
-      constexpr int kResident = NT > 1 ? 16 : Format::kWarpsPerSm;
-      return warps<Format>(id) == 4
-                 ? launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident)
-                 : launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic,
-                                                                    kResident);
-    };
-    return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
-  });
+template <class Format, bool SWIGLU>
+Status launch_any(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic) {
+  const auto go = [&]<int NT>() {
+    constexpr int kResident = NT > 1 ? 16 : Format::kWarpsPerSm;
+    return warps<Format>(id) == 4
+               ? launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident)
+               : launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic,
+                                                                  kResident);
+  };
+  return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
+}
+
+/// launch_mmvq_tiles for one format.
+template <class Format>
+Status launch_format(std::span<const MmvqPart> matrices, const void* acts, int nt, int id, Stream& stream,
+                     bool programmatic) {
+  if (matrices.empty() || matrices.size() > kMostMmvqParts) {
+    return Status::error("mmvq_tiles: 1 to " + std::to_string(kMostMmvqParts) + " matrices at once, not " +
+                         std::to_string(matrices.size()));
+  }
+  Parts parts{};
+  for (std::size_t p = 0; p < kMostMmvqParts; ++p) {
+    parts.first[p + 1] = parts.first[p];
+    if (p >= matrices.size()) continue;
+    const MmvqPart& m = matrices[p];
+    if (Status ok = mmvq_tiles_supported(Format::Block::kType, {nt, m.od, id}); !ok.ok()) return ok;
+    if (reinterpret_cast<std::uintptr_t>(m.tiles) % 16 != 0 ||
+        reinterpret_cast<std::uintptr_t>(acts) % 16 != 0) {
+      return Status::error("weights and activations must begin at a multiple of 16 bytes");
+    }
+    parts.part[p] = m;
+    parts.first[p + 1] += static_cast<int>(row_tiles(m.od));
+  }
+  return launch_any<Format, false>(parts, acts, nt, id, stream, programmatic);
 }
 
 }  // namespace tiles
-
-/// Shapes of mmvq_tiles.
-inline Status mmvq_tiles_supported(WeightType type, Shape s) {
-  if (!tiles::has_tiles(type)) {
-    return Status::error(std::string("mmvq_tiles: ") + info(type).name +
-                         " weights have no blocks; types with blocks of 32 or 256 have tiles");
-  }
-  if (Status ok = whole_blocks(type, s); !ok.ok()) return ok;
-  if (s.nt > tile_acts::kMostTokens) {
-    return Status::error("nt must be 1 to " + std::to_string(tile_acts::kMostTokens) + ", not " +
-                         std::to_string(s.nt));
-  }
-  return {};
-}
 
 /// out[nt][od] = acts[nt][id] . weights[od][id]^T for one to three matrices of a type, with bias and residual as the
 /// parts say. A token's result is the same bits for every nt and whatever other parts there are.
@@ -336,24 +357,9 @@ inline Status mmvq_tiles_supported(WeightType type, Shape s) {
 /// Does not synchronise.
 inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matrices, const void* acts, int nt,
                                 int id, Stream& stream, bool programmatic = false) {
-  if (matrices.empty() || matrices.size() > kMostMmvqParts) {
-    return Status::error("mmvq_tiles: 1 to " + std::to_string(kMostMmvqParts) + " matrices at once, not " +
-                         std::to_string(matrices.size()));
-  }
-  tiles::Parts parts{};
-  for (std::size_t p = 0; p < kMostMmvqParts; ++p) {
-    parts.first[p + 1] = parts.first[p];
-    if (p >= matrices.size()) continue;
-    const MmvqPart& m = matrices[p];
-    if (Status ok = mmvq_tiles_supported(type, {nt, m.od, id}); !ok.ok()) return ok;
-    if (reinterpret_cast<std::uintptr_t>(m.tiles) % 16 != 0 ||
-        reinterpret_cast<std::uintptr_t>(acts) % 16 != 0) {
-      return Status::error("weights and activations must begin at a multiple of 16 bytes");
-    }
-    parts.part[p] = m;
-    parts.first[p + 1] += static_cast<int>(tiles::row_tiles(m.od));
-  }
-  return tiles::launch_any<false>(type, parts, acts, nt, id, stream, programmatic);
+  return tiles::with_tile_format(type, [&](auto format) -> Status {
+    return tiles::launch_format<decltype(format)>(matrices, acts, nt, id, stream, programmatic);
+  });
 }
 
 /// out[nt][od] = silu(acts . gate^T) * (acts . up^T), silu(z) = z / (1 + e^-z): both matrices [od][id] in tiles of one
@@ -373,8 +379,10 @@ inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const 
   parts.part[1] = {up, out, od};
   parts.first[1] = rows16;
   parts.first[2] = parts.first[3] = 2 * rows16;
-  return tiles::launch_any<true>(type, parts, acts, static_cast<int>(s.nt), static_cast<int>(s.id), stream,
-                                 programmatic);
+  return tiles::with_tile_format(type, [&](auto format) -> Status {
+    return tiles::launch_any<decltype(format), true>(parts, acts, static_cast<int>(s.nt),
+                                                     static_cast<int>(s.id), stream, programmatic);
+  });
 }
 
 /// Upper bound on the f32 roundings that a term meets in mmvq_tiles: with its block (scales, sums of up to eight

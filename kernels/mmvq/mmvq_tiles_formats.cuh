@@ -234,7 +234,7 @@ struct TileQ5_1 : TileQ5_0 {
 // ANCHOR: tile_q8_0
 struct TileQ8_0 : TileQ4_0 {
   using Block = BlockQ8_0;
-  static constexpr int kInFlight = 2, kWarps = 16, kWarpsPerSm = 32;
+  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   template <int NT>
   struct Raw {
@@ -337,7 +337,6 @@ struct TileQ4_K {
 // ANCHOR: tile_q5_k
 struct TileQ5_K : TileQ4_K {
   using Block = BlockQ5_K;
-  static constexpr int kInFlight = 2;
   template <int NT>
   struct Raw {
     uint4 w[4], head[2];
@@ -370,7 +369,7 @@ __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int s
 // ANCHOR: tile_q6_k
 struct TileQ6_K {
   using Block = BlockQ6_K;
-  static constexpr int kInFlight = 2, kWarps = 8, kWarpsPerSm = 16;
+  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 16;
   static constexpr int kZero = 32;
   static constexpr bool kMin = false, kHalves = true;
   template <int NT>
@@ -436,7 +435,7 @@ __device__ __forceinline__ void two_bits(const uint4 (&w)[2], std::uint32_t (&a)
 // ANCHOR: tile_q2_k
 struct TileQ2_K {
   using Block = BlockQ2_K;
-  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 6, kWarps = 8, kWarpsPerSm = 24;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
@@ -480,7 +479,7 @@ struct TileQ2_K {
 // ANCHOR: tile_q3_k
 struct TileQ3_K {
   using Block = BlockQ3_K;
-  static constexpr int kInFlight = 4, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 24;
   static constexpr int kZero = 4;
   static constexpr bool kMin = false, kHalves = true;
   template <int NT>
@@ -534,7 +533,7 @@ struct TileQ3_K {
 // ANCHOR: tile_iq4_xs
 struct TileIQ4_XS {
   using Block = BlockIQ4_XS;
-  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 4, kWarps = 8, kWarpsPerSm = 24;
   static constexpr int kZero = 0;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
