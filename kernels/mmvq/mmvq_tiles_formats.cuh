@@ -617,7 +617,8 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
   float block[SUBS][2][COLS] = {}, minima[SUBS][2][COLS] = {};  // of types with blocks of 256
   const auto half = [&]<int H>() {
     // 1. Four sub-blocks of 32 codes, sixteen rows, eight tokens: exact integers. Scales of 16: in two instructions.
-    int low[4][4], high[4][4];
+    int low[4][4];
+    [[maybe_unused]] int high[4][4];
     const auto sub_block = [&]<int S>(uint4 q) {
       std::uint32_t a[4];
       Format::template codes<4 * H + S>(r, a);
