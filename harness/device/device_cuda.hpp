@@ -228,14 +228,16 @@ struct LaunchOptions {
 
 /// Starts `kernel` with the arguments converted to its parameter types. Returns an error that names the
 /// kernel when the launch is refused; a fault during execution surfaces at the next synchronisation.
-/// @param shared_bytes dynamic shared memory per block; above the default limit the opt-in is raised here.
+/// @param shared_bytes dynamic shared memory per block; the limit is raised here where that is needed.
 template <class... Params, class... Args>
 Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid, dim3 block,
               std::size_t shared_bytes, Stream& stream, Args&&... args) {
   static_assert(sizeof...(Params) == sizeof...(Args), "launch: wrong number of kernel arguments");
-  constexpr std::size_t kDefaultDynamicShared = 48 * 1024;
   const void* address = reinterpret_cast<const void*>(kernel);
-  if (shared_bytes > kDefaultDynamicShared) {
+  // 48 KiB of static and dynamic shared memory together need no permission. How much of it is static is not known here,
+  // so permission is asked for any dynamic memory that could make more.
+  constexpr std::size_t kSurelyFits = 1024;
+  if (shared_bytes > kSurelyFits) {
     const cudaError_t e = cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                static_cast<int>(shared_bytes));
     if (e != cudaSuccess) {

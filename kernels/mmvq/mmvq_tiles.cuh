@@ -245,10 +245,12 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
 }
 // ANCHOR_END: mmvq_tiles
 
-/// Warps of a block, by the length of a row. It decides the order of additions, so it must not depend on nt or the device.
+/// Warps of a block, by the length of a row: never more than it has tiles. It decides the order of additions, so it must
+/// not depend on nt or the device.
 template <class Format>
 constexpr int warps(long long id) {
-  return id >= 2048 ? Format::kWarps : 4;
+  if (id >= 2048) return Format::kWarps;
+  return id > 3 * 32 * Tile<typename Format::Block>::kSteps ? 4 : 1;
 }
 
 template <class F>
@@ -316,10 +318,15 @@ template <class Format, bool SWIGLU>
 Status launch_any(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic) {
   const auto go = [&]<int NT>() {
     constexpr int kResident = NT > 1 ? 16 : Format::kWarpsPerSm;
-    return warps<Format>(id) == 4
-               ? launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident)
-               : launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic,
-                                                                  kResident);
+    switch (warps<Format>(id)) {
+      case 1:
+        return launch_parts<Format, NT, 1, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident);
+      case 4:
+        return launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident);
+      default:
+        return launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic,
+                                                                kResident);
+    }
   };
   return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
 }
