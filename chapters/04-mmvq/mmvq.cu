@@ -14,16 +14,19 @@
 namespace ladder {
 namespace mmvq_rungs {
 
-/// Makes a rung of the chapter. `kernel` and `format` are anchors.
+/// Makes a rung of the chapter.
+/// @param kernel file and anchor
+/// @param v2 whether it reads the type's second format, with loads as wide as addresses allow
 inline Rung make(const std::string& id, const char* title, WeightType type, const std::string& kernel,
-                 const std::string& format, bool v2) {
+                 bool v2) {
   Rung r;
   r.id = id;
   r.chapter = "04-mmvq";
   r.title = title;
-  const std::string formats = "kernels/mmvq/mmvq_formats.cuh#";
-  r.source = "kernels/mmvq/mmvq.cuh#" + kernel + "," + formats + "mmvq_units," + formats + format;
-  if (v2) r.source += "," + formats + format + "_v2";
+  const std::string formats = ",kernels/mmvq/mmvq_formats.cuh#",
+                    format = std::string("mmvq_") + info(type).name;
+  r.source = kernel + ",kernels/mmvq/mmvq_formats.cuh#mmvq_units" + formats + format;
+  if (v2) r.source += formats + format + "_v2";
   r.weight_type = type;
   r.acts = ActivationFormat::pad40;
   r.supported = [type](Shape s, const DeviceInfo&) { return mmvq_supported(type, s); };
@@ -32,16 +35,16 @@ inline Rung make(const std::string& id, const char* title, WeightType type, cons
 
 /// mmvq_block with blocks of THREADS threads.
 template <class Format, int THREADS>
-Rung block(const std::string& id, const char* title, const std::string& format) {
-  Rung r = make(id, title, Format::kType, "mmvq_block", format, false);
+Rung block(const std::string& id, const char* title) {
+  Rung r = make(id, title, Format::kType, "kernels/mmvq/mmvq.cuh#mmvq_block", false);
   r.device = launch_mmvq_block<Format, THREADS>;
   r.roundings = [](Shape s, Executor) { return mmvq_roundings<Format>(s.id, THREADS / 32); };
   return r;
 }
 
 template <class Format>
-Rung rows(const std::string& id, const char* title, const std::string& format, bool v2) {
-  Rung r = make(id, title, Format::kType, "mmvq_rows", format, v2);
+Rung rows(const std::string& id, const char* title, bool v2) {
+  Rung r = make(id, title, Format::kType, "kernels/mmvq/mmvq.cuh#mmvq_rows", v2);
   r.device = launch_mmvq_rows<Format>;
   r.roundings = [](Shape s, Executor) {
     return mmvq_roundings<Format>(s.id, mmvq_plan(s.id / Format::kUnit, 1).warps_per_group);
@@ -50,8 +53,8 @@ Rung rows(const std::string& id, const char* title, const std::string& format, b
 }
 
 template <class Format>
-Rung multi(const std::string& id, const char* title, const std::string& format) {
-  Rung r = make(id, title, Format::kType, "mmvq_multi", format, true);
+Rung multi(const std::string& id, const char* title) {
+  Rung r = make(id, title, Format::kType, "kernels/mmvq/mmvq.cuh#mmvq_multi", true);
   r.supported = [](Shape s, const DeviceInfo&) {
     return mmvq_supported(Format::kType, s, kMmvqMultiMaxTokens);
   };
@@ -63,8 +66,8 @@ Rung multi(const std::string& id, const char* title, const std::string& format) 
 }
 
 template <class Format>
-Rung pipelined(const std::string& id, const char* title, const std::string& format) {
-  Rung r = make(id, title, Format::kType, "mmvq_pf", format, true);
+Rung pipelined(const std::string& id, const char* title) {
+  Rung r = make(id, title, Format::kType, "kernels/mmvq/mmvq.cuh#mmvq_pf", true);
   r.device = launch_mmvq_pf<Format>;
   r.roundings = [](Shape s, Executor) {
     return mmvq_roundings<Format>(s.id, mmvq_pf_plan<Format>(s.id, 1).warps_per_group);
@@ -82,8 +85,8 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
   r.chapter = "04-mmvq";
   r.title = title;
   const std::string formats = ",kernels/mmvq/mmvq_tiles_formats.cuh#";
-  r.source = "kernels/mmvq/mmvq_tiles.cuh#mmvq_tiles" + formats + "multiply_tile" + formats + "tile_" +
-             info(kType).name;
+  r.source = "kernels/mmvq/mmvq_tiles.cuh#mmvq_tiles" + ",kernels/mmvq/mmvq_tiles_formats.cuh#multiply_tile" +
+             formats + "tile_" + info(kType).name;
   r.weight_type = kType;
   r.acts = ActivationFormat::planes40;
   r.layout = &tiles::kLayout;
@@ -131,13 +134,13 @@ inline void add_cpu_twin(Rung& r) {
 /// The steps of one type, in the order of the text.
 template <class Plain, class V2, class Tile>
 void add_type(Chapter& c) {
-  const std::string type = info(Plain::kType).name, id = type + "_q8_mmvq", format = "mmvq_" + type;
-  c.rungs.push_back(block<Plain, 256>(id, "a block of threads for every output", format));
+  const std::string type = info(Plain::kType).name, id = type + "_q8_mmvq";
+  c.rungs.push_back(block<Plain, 256>(id, "a block of threads for every output"));
   add_cpu_twin(c.rungs.back());
-  c.rungs.push_back(rows<Plain>(id + "_rows", "rows share the activations", format, false));
-  c.rungs.push_back(rows<V2>(id + "_v2", "loads as wide as the addresses allow", format, true));
-  c.rungs.push_back(multi<V2>(id + "_multi", "up to eight tokens in one pass", format));
-  c.rungs.push_back(pipelined<V2>(id + "_pf", "copies run ahead of the arithmetic", format));
+  c.rungs.push_back(rows<Plain>(id + "_rows", "rows share the activations", false));
+  c.rungs.push_back(rows<V2>(id + "_v2", "loads as wide as the addresses allow", true));
+  c.rungs.push_back(multi<V2>(id + "_multi", "up to eight tokens in one pass"));
+  c.rungs.push_back(pipelined<V2>(id + "_pf", "copies run ahead of the arithmetic"));
   c.rungs.push_back(tiled<Tile>(id + "_tiles", "tiles for tensor cores", true));
 }
 
@@ -157,8 +160,8 @@ inline Chapter chapter_04() {
   add_type<Q4_1, Q4_1V2, tiles::TileQ4_1>(c);
   add_type<Q4_0, Q4_0V2, tiles::TileQ4_0>(c);
   add_tiled_parts<tiles::TileQ4_0>(c);
-  c.rungs.push_back(block<Q4_0, 64>("q4_0_q8_mmvq_t64", "blocks of 64 threads", "mmvq_q4_0"));
-  c.rungs.push_back(block<Q4_0, 128>("q4_0_q8_mmvq_t128", "blocks of 128 threads", "mmvq_q4_0"));
+  c.rungs.push_back(block<Q4_0, 64>("q4_0_q8_mmvq_t64", "blocks of 64 threads"));
+  c.rungs.push_back(block<Q4_0, 128>("q4_0_q8_mmvq_t128", "blocks of 128 threads"));
   add_type<IQ4_NL, IQ4_NLV2, tiles::TileIQ4_NL>(c);
   add_type<Q6_K, Q6_KV2, tiles::TileQ6_K>(c);
   add_type<Q5_K, Q5_KV2, tiles::TileQ5_K>(c);

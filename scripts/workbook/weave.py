@@ -223,10 +223,20 @@ class Weaver:
         )
 
     def ladder_table(
-        self, layer: str = "7b.ffn_down", nt: int = 1, mode: str = "cold", devices: Sequence[str] | None = None
+        self,
+        layer: str = "7b.ffn_down",
+        nt: int = 1,
+        mode: str = "cold",
+        devices: Sequence[str] | None = None,
+        also: dict[str, dict[str, str]] | None = None,
     ) -> None:
-        """Every rung of the ladder with its best-known speed on each device that has records."""
+        """Every rung of the ladder with its best-known speed on each device that has records.
+
+        `also`: chapter -> rung -> what it is, for rungs whose ids are made when the chapter's binary runs.
+        """
         rungs = [rung for rung in listing.rungs_from_sources() if not rung.rung.startswith(("roof_", "latency_"))]
+        for chapter, more in (also or {}).items():
+            rungs += [listing.RungText(rung, chapter, title, "") for rung, title in more.items()]
         shown_devices = (
             list(devices)
             if devices is not None
