@@ -85,7 +85,7 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
   r.chapter = "04-mmvq";
   r.title = title;
   const std::string formats = ",kernels/mmvq/mmvq_tiles_formats.cuh#";
-  r.source = "kernels/mmvq/mmvq_tiles.cuh#mmvq_tiles" + ",kernels/mmvq/mmvq_tiles_formats.cuh#multiply_tile" +
+  r.source = "kernels/mmvq/mmvq_tiles.cuh#mmvq_tiles,kernels/mmvq/mmvq_tiles_formats.cuh#multiply_tile" +
              formats + "tile_" + info(kType).name;
   r.weight_type = kType;
   r.acts = ActivationFormat::planes40;

@@ -226,11 +226,12 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     __syncthreads();  // and read before the next ones are written
   };
   if (mine == 0) {
-    while (turn < turns) end_turn();  // a row has fewer tiles than the block has warps
+    while (turn < turns)
+      end_turn();  // NOLINT(bugprone-infinite-loop): end_turn counts turns  // a row has fewer tiles than the block has warps
     return;
   }
   unsigned char* stage = ring;
-  while (turn < turns) {
+  while (turn < turns) {           // NOLINT(bugprone-infinite-loop): end_turn counts turns
     cp_async_wait_group<D - 1>();  // the oldest of D groups is there
     __syncwarp();                  // for all lanes
     typename Format::template Raw<NT> raw;

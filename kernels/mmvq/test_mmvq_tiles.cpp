@@ -1,6 +1,8 @@
 // Tiles of weights and the kernel that multiplies them, on the device of the build.
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -106,7 +108,9 @@ TEST_CASE("shapes and operands that it cannot take are refused with the reason")
 
 TEST_CASE("activations go to planes as to blocks") {
   Stream stream;
-  for (const auto& [nt, id] : {std::pair<int, int>{1, 32}, {3, 256}, {8, 896}, {9, 96}, {21, 1056}}) {
+  for (const Shape& s :
+       {Shape{1, 1, 32}, Shape{3, 1, 256}, Shape{8, 1, 896}, Shape{9, 1, 96}, Shape{21, 1, 1056}}) {
+    const auto nt = static_cast<int>(s.nt), id = static_cast<int>(s.id);
     CAPTURE(nt);
     Buffer<float> x(static_cast<std::size_t>(nt * id), "x");
     fill(x.data(), x.size(), FillKind::uniform, 3, stream);
@@ -206,7 +210,7 @@ TEST_CASE("several matrices, biases, residuals and a gate in one launch") {
       float v = want[i];
       if (p != 1) v += b[i % static_cast<std::size_t>(ods[p])];
       if (p == 2) v += res[i];
-      same = same && std::memcmp(&v, &got[i], 4) == 0;
+      same = same && std::bit_cast<std::uint32_t>(v) == std::bit_cast<std::uint32_t>(got[i]);
       if (p == 0)
         CHECK(std::fabs(g[i] - want[i] / (1 + std::exp(-want[i])) * want[i]) <=
               1e-5 * (1 + want[i] * want[i]));
