@@ -226,8 +226,9 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     __syncthreads();  // and read before the next ones are written
   };
   if (mine == 0) {
-    while (turn < turns)
-      end_turn();  // NOLINT(bugprone-infinite-loop): end_turn counts turns  // a row has fewer tiles than the block has warps
+    // A row has fewer tiles than the block has warps.
+    // NOLINTNEXTLINE(bugprone-infinite-loop): end_turn counts turns
+    while (turn < turns) end_turn();
     return;
   }
   unsigned char* stage = ring;
