@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the committed GPU records of chapters 00 to 03 and of the final program: checks first, then times.
-# Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about six minutes on an H200)
+# Makes the committed GPU records of chapters 00 to 04 and of the final program: checks first, then times.
+# Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about ten minutes on an H200)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:?usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]}
@@ -24,6 +24,33 @@ scripts/ladder record gemv_vec_w1 gemv_vec_w2 gemv_vec_w4 gemv_vec_w8 "${options
 scripts/ladder record gemv_vec_lane gemv_vec "${options[@]}" --nt 1 --mode hot --layer 0.5b.attn_q,0.5b.ffn_down,7b.ffn_down
 scripts/ladder record 03 "${options[@]}" --layer "$all_layers,$heads" --nt 1 --time-limit-ms 60
 scripts/ladder record 03 "${options[@]}" --layer 0.5b.ffn_down,7b.ffn_down --nt 2,8 --time-limit-ms 60
+scripts/ladder record quantize_q8_pad40_plain quantize_q8_pad40 quantize_q8_pad40_t "${options[@]}" --time-limit-ms 25 \
+  --layer 0.5b.attn_q,7b.attn_q,7b.ffn_down --nt 1,8,512 --mode cold,hot
+
+types=(q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl q6_k q5_k q4_k iq4_xs q3_k q2_k)
+tiles=("${types[@]/%/_q8_mmvq_tiles}")
+scripts/ladder record 04 "${options[@]}" --time-limit-ms 25 --nt 1 \
+  --layer 7b.attn_q,7b.ffn_gate,7b.ffn_down,7b.output,0.5b.ffn_gate,0.5b.ffn_down
+scripts/ladder record "${tiles[@]}" "${types[@]/%/_q8_mmvq_multi}" "${options[@]}" --time-limit-ms 25 --nt 2,8 \
+  --layer 7b.ffn_gate,7b.ffn_down,7b.output
+scripts/ladder record "${tiles[@]}" "${options[@]}" --time-limit-ms 25 --nt 1 --layer 7b.attn_k,0.5b.attn_q,0.5b.attn_k,0.5b.output
+# What would make it slow: rows that no wide load fits, rows too short for int8, blocks of the wrong size, a warm cache.
+scripts/ladder record gemv_vec "${options[@]}" --time-limit-ms 25 --od 896 --id 4868
+scripts/ladder record gemv_scalar "${options[@]}" --time-limit-ms 25 --od 896 --id 4865
+for id in 256 512 1024 2048 4864; do
+  scripts/ladder record q4_0_q8_mmvq q4_0_q8_mmvq_v2 q8_0_q8_mmvq_v2 q4_k_q8_mmvq_v2 q6_k_q8_mmvq_v2 "${options[@]}" \
+    --time-limit-ms 25 --od 3584 --id $id
+  scripts/ladder record q4_0_f32_matmul q8_0_f32_matmul q4_k_f32_matmul q6_k_f32_matmul "${options[@]}" \
+    --time-limit-ms 25 --od 3584 --id $id
+done
+scripts/ladder record q4_0_q8_mmvq_t64 q4_0_q8_mmvq_t128 q4_0_q8_mmvq "${options[@]}" --time-limit-ms 25 \
+  --layer 0.5b.ffn_down,7b.attn_q,7b.ffn_down
+scripts/ladder record q4_0_q8_mmvq q4_0_q8_mmvq_v2 "${options[@]}" --time-limit-ms 25 --layer 0.5b.ffn_down,7b.ffn_down --mode cold,hot
+scripts/ladder record q4_0_f32_matmul "${options[@]}" --time-limit-ms 25 --layer 0.5b.ffn_down,7b.ffn_down --mode hot
+for step in "" _rows _v2 _multi _pf _tiles; do
+  scripts/ladder counters q4_0_q8_mmvq$step q4_k_q8_mmvq$step q8_0_q8_mmvq$step "$@" --runs "$runs" --od 64 --id 4096
+done
+
 # Whole models: every kind of tile, float weights, and how much a filled cache costs.
 scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 0.5b:F16 7b:Q4_0 7b:Q4_K_M 7b:Q8_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
 scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 128 -d 512,4096

@@ -146,7 +146,7 @@ class CommandLine {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
         ->capture_default_str();
     sub->add_flag("--exact", load.exact,
-                  "CPU: multiply with activations as they are (f32), not rounded to int8; slower");
+                  "multiply with activations as they are (f32), not rounded to int8; slower");
   }
 
   static void add_sampling(CLI::App* sub, SamplingOptions& sampling) {
@@ -296,7 +296,7 @@ class CommandLine {
         ->check(CLI::IsMember({"md", "csv", "json", "jsonl", "record"}))
         ->capture_default_str();
     sub->add_option("--roof", bench_.roof_gbps,
-                    "read bandwidth in GB/s for % of roof; on a CPU it is measured in turns with the tests")
+                    "read bandwidth in GB/s for % of roof (default: measured in turns with the tests)")
         ->check(CLI::Range(0.001, 1e6));
     sub->add_flag_callback(
         "--no-warmup", [this] { bench_.warm_up = false; }, "no untimed run first");

@@ -110,7 +110,7 @@ struct BenchOptions {
   int repetitions = 5;
   std::string format = "md";
   bool warm_up = true, progress = false;
-  double roof_gbps = 0;  ///< 0: measured on a CPU, not known elsewhere
+  double roof_gbps = 0;  ///< 0: measured in turns with the tests, on any executor
 };
 int bench_command(const BenchOptions& options);
 

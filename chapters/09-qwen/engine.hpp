@@ -18,7 +18,7 @@ struct EngineOptions {
   bool kv_f16 = true;  ///< f16 or f32 keys and values
   int threads = 0;     ///< cpu: 0 is one for each CPU
   int batch = 512;     ///< largest number of rows of one prefill pass (longer prompts go in pieces)
-  bool exact = false;  ///< cpu: multiply with f32 activations instead of rounding them to int8
+  bool exact = false;  ///< multiply with f32 activations, on any executor, instead of rounding them to int8
   /// Called while weights load, with bytes done and bytes in all; the last call has done == total. May be
   /// empty.
   std::function<void(std::uint64_t, std::uint64_t)> on_progress;
