@@ -71,6 +71,7 @@ struct Partial {
   float v[TURNS][W][OUTS];
 };
 
+// ANCHOR: mmvq_tiles_finish
 /// A thread an output of the last `turns` turns, which began at sixteen `rows16`: the warps' sums in order, then what is
 /// added to them.
 template <int NT, int W, bool SWIGLU>
@@ -99,6 +100,7 @@ __device__ __forceinline__ void finish(const Parts& parts, int rows16, int turns
     }
   }
 }
+// ANCHOR_END: mmvq_tiles_finish
 
 /// N times 512 bytes, 16 a lane.
 template <int N>

@@ -69,6 +69,7 @@ __host__ __device__ __forceinline__ unsigned part_nibbles(unsigned w) {
 // How each format fills a tile --------------------------------------------------------------------------------------
 // word(source, i) is word i of the tile.
 
+// ANCHOR: nibble_tile
 /// Codes of four blocks of 32 nibbles: vectors 0 and 1 are rows g and g + 8; word j of a lane is word t of block j.
 template <class Block>
 struct NibbleTile {
@@ -87,6 +88,7 @@ __host__ __device__ unsigned scale_pair(const Source<Block>& s, int i) {
   const Block *a = s.at(i / 4, i % 4), *b = s.at(i / 4 + 8, i % 4);
   return (a != nullptr ? a->d : 0u) | (b != nullptr ? static_cast<unsigned>(b->d) << 16 : 0u);
 }
+// ANCHOR_END: nibble_tile
 /// Scales and minima of four blocks: words 2 (4 g + t) and the next have block t of rows g and g + 8.
 template <class Block>
 __host__ __device__ unsigned scale_and_min(const Source<Block>& s, int i) {
@@ -108,6 +110,7 @@ __host__ __device__ unsigned fifth_bits(const Source<Block>& s, int i) {
 template <class Block>
 struct Tile;
 
+// ANCHOR: tile_of_q4_0
 template <>
 struct Tile<BlockQ4_0> : NibbleTile<BlockQ4_0> {
   static constexpr int kWords = kCodes + 32;
@@ -115,6 +118,7 @@ struct Tile<BlockQ4_0> : NibbleTile<BlockQ4_0> {
     return i < kCodes ? codes(s, i) : scale_pair(s, i - kCodes);
   }
 };
+// ANCHOR_END: tile_of_q4_0
 template <>
 struct Tile<BlockIQ4_NL> : NibbleTile<BlockIQ4_NL> {
   static constexpr int kWords = kCodes + 32;
