@@ -1,3 +1,14 @@
+// RUNG      repack_tiles: from a file's blocks to tiles, once, when weights are loaded.
+// PREV      mmvq_pf: its lanes ask for what blocks of 18 bytes let them
+// COMPUTES  the same bits in the order in which a warp multiplies them
+// LAYOUT    blocks [od][id / block] of kernels/quant/blocks.hpp, out [ceil(od/16)][steps][tile]: below
+// MAP       grid(ceil(words/256)) block(256): thread -> a word of a tile
+// NEEDS     id a whole number of blocks, out at a multiple of 16 bytes: checked by the launcher
+// TRAFFIC   the matrix read, and written with od up to a multiple of 16 and id of 128 or 256     WORK none
+// LOOK FOR  SASS: LDG.E.U8, four a word: simple, and run once
+// EXPECT    far below the copy roof, and still a small part of loading a model from a disk
+// BUILD     part of chapters/04-mmvq/mmvq.cu
+//
 // Weights in tiles: the bytes of a file's blocks, in the order in which a warp multiplies them.
 //
 // A tile is sixteen rows by 128 weights (types with blocks of 32) or by 256 (types with blocks of 256), one tile for
@@ -375,6 +386,9 @@ __global__ void __launch_bounds__(256)
 /// at a multiple of 16. Does not synchronise.
 inline Status launch_repack(WeightType type, const void* blocks, void* out, Shape shape, Stream& stream) {
   if (Status ok = whole_blocks(type, shape); !ok.ok()) return ok;
+  if (reinterpret_cast<std::uintptr_t>(out) % 16 != 0) {
+    return Status::error("tiles must begin at a multiple of 16 bytes");
+  }
   return with_tile_block(type, [&](auto tag) -> Status {
     using Block = typename decltype(tag)::type;
     const long long words = static_cast<long long>(bytes(type, shape) / 4);
