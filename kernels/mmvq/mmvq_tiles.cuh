@@ -8,7 +8,7 @@
 // TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.25*NT*id B, out 4*nt*od B
 // WORK      2*nt*od*id int8_op, of which the tensor cores do 8/nt times as many
 // LOOK FOR  SASS: LDGSTS.E.BYPASS.128, IMMA.16832.S8.S8 (IMMA.16816 for scales of 16) on RZ; no LDG.128 in the loop
-// EXPECT    95 % of the read roof for hundreds of megabytes; a launch costs 1.3 us more, a sixth of 38 MB. With eight
+// EXPECT    95 % of the read roof for hundreds of megabytes; a launch costs more than 1 us beside them. With eight
 //           tokens the scaling of 16 results a lane is the limit for types of few bits
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 #pragma once

@@ -54,7 +54,7 @@ class Sanitize(ProjectCase):
         done = self.run_it("initcheck")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout, r"initcheck +test_vector_gemv_cuda +FAILED \(exit status 1,")
-        self.assertIn("Invalid __global__ read", done.stderr)
+        self.assertIn("Invalid __global__ read", done.stdout)
         self.assertEqual(done.stdout.splitlines()[-1], "4 passed, 1 failed")
 
     def test_a_tool_that_says_nothing_fails(self):
