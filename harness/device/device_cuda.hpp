@@ -99,6 +99,14 @@ inline int multiprocessor_count() {
   return n;
 }
 
+/// Most shared memory of a block, static and dynamic together, in bytes; cheap enough for a launcher.
+inline std::size_t shared_memory_limit() {
+  int dev = 0, n = 0;
+  LADDER_CUDA(cudaGetDevice(&dev));
+  LADDER_CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev));
+  return static_cast<std::size_t>(n);
+}
+
 /// Free device memory right now, in bytes.
 inline std::size_t device_free_bytes() {
   std::size_t free_bytes = 0, total = 0;

@@ -57,6 +57,9 @@ inline DeviceInfo device_info() {
 /// Streaming multiprocessors of the modelled device: what a persistent kernel sizes its grid by.
 inline int multiprocessor_count() { return emu::device_model().sms; }
 
+/// Most shared memory of a block, static and dynamic together, in bytes.
+inline std::size_t shared_memory_limit() { return device_info().shared_per_block_optin; }
+
 /// Free memory of the host right now, in bytes.
 inline std::size_t device_free_bytes() {
   return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *

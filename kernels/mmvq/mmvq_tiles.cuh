@@ -249,12 +249,33 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
 }
 // ANCHOR_END: mmvq_tiles
 
-/// Warps of a block, by the length of a row: never more than it has tiles. It decides the order of additions, so it must
-/// not depend on nt or the device.
+/// Bytes of the rings of W warps.
+template <class Format, int W>
+constexpr std::size_t ring_bytes() {
+  return static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>();
+}
+
+/// Warps of a block, by the length of a row and the shared memory that a block may have: never more than a row has
+/// tiles, and few where the rings of many would not fit. It decides the order of additions, so it must not depend on nt.
 template <class Format>
-constexpr int warps(long long id) {
-  if (id >= 2048) return Format::kWarps;
-  return id > 3 * 32 * Tile<typename Format::Block>::kSteps ? 4 : 1;
+constexpr int warps(long long id, std::size_t limit) {
+  if (id <= 3 * 32 * Tile<typename Format::Block>::kSteps) return 1;
+  constexpr int W = Format::kWarps;
+  const bool fits =
+      ring_bytes<Format, W>() + tile_acts::group_bytes(1, id) + sizeof(Partial<1, W>) <= limit &&
+      ring_bytes<Format, W>() + sizeof(Partial<tile_acts::kMostTokens, W>) <= limit;
+  return id >= 2048 && fits ? W : 4;
+}
+
+/// Most shared memory that the activations of eight tokens may take.
+inline constexpr std::size_t kMostStagedBytes = 96 * 1024;
+
+/// Whether the activations are copied to shared memory: always those of one token, those of eight if there is room.
+template <class Format, int NT, int W>
+constexpr bool stages(long long id, std::size_t limit) {
+  const std::size_t planes = tile_acts::group_bytes(NT, id);
+  return NT == 1 ||
+         (planes <= kMostStagedBytes && ring_bytes<Format, W>() + planes + sizeof(Partial<NT, W>) <= limit);
 }
 
 template <class F>
@@ -293,9 +314,6 @@ Status with_tile_format(WeightType type, F&& f) {
                        " weights have no blocks; types with blocks of 32 or 256 have tiles");
 }
 
-/// Most shared memory that the activations of eight tokens may take.
-inline constexpr std::size_t kMostStagedBytes = 96 * 1024;
-
 template <class Format, int NT, int W, bool SWIGLU>
 Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic,
                     int warps_per_sm) {
@@ -308,11 +326,15 @@ Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream
   const int blocks = (rows16 + share - 1) / share;
   LaunchOptions options;
   options.programmatic = programmatic;
-  const std::size_t planes = tile_acts::group_bytes(NT, id);
-  const bool staged = NT == 1 || planes <= kMostStagedBytes;
-  const std::size_t shared =
-      static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>() +
-      (staged ? planes : 0);
+  const std::size_t limit = shared_memory_limit();
+  const bool staged = stages<Format, NT, W>(id, limit);
+  const std::size_t shared = ring_bytes<Format, W>() + (staged ? tile_acts::group_bytes(NT, id) : 0);
+  if (shared + sizeof(Partial<NT, W>) > limit) {
+    return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
+                         " activations and the weights under way take " +
+                         std::to_string(shared + sizeof(Partial<NT, W>)) +
+                         " bytes of shared memory; a block of this device has " + std::to_string(limit));
+  }
   return launch(options, mmvq_tiles<Format, NT, W, SWIGLU>, dim3(static_cast<unsigned>(blocks)), dim3(32 * W),
                 shared, stream, parts, static_cast<const unsigned char*>(acts), nt, id, row_steps, share,
                 staged ? 1 : 0);
@@ -322,7 +344,7 @@ template <class Format, bool SWIGLU>
 Status launch_any(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic) {
   const auto go = [&]<int NT>() {
     constexpr int kResident = NT > 1 ? 16 : Format::kWarpsPerSm;
-    switch (warps<Format>(id)) {
+    switch (warps<Format>(id, shared_memory_limit())) {
       case 1:
         return launch_parts<Format, NT, 1, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident);
       case 4:
@@ -401,10 +423,10 @@ inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const 
 inline double mmvq_tiles_roundings(WeightType type, long long id) {
   const double span = info(type).block_elems == 32 ? 128 : 256,
                row_steps = static_cast<double>((id + 255) / 256 * 256) / span;
-  const double w = 16;  // or fewer
+  const double most_warps = 16, fewest_warps = 4;  // where there are fewer, a row has four steps at most
   const double a_step =
       info(type).block_elems == 32 ? 4 * 2 : 2;  // additions to the warp's sum, with their products
-  return 2 + 8 * 2 + a_step * (row_steps / w + 1) + w + 2;
+  return 2 + 8 * 2 + a_step * (row_steps / fewest_warps + 4) + most_warps + 2;
 }
 
 }  // namespace ladder

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "harness/device/doctest_main.hpp"
+#include "harness/experiment/qwen_shapes.hpp"
 #include "harness/experiment/testing.hpp"
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/mmvq/mmvq_tiles.cuh"
@@ -85,6 +86,44 @@ TEST_CASE("every type is right at every shape, and a token's result the same bit
     for (const long long nt : {2, 3, 8}) {
       CHECK(testing::same_bits_alone_and_together(chapter.rungs[0], nt, 21, 1280, ctx));
     }
+  }
+}
+
+namespace {
+
+/// Shared memory of a block for one token and for eight, with the warps that are chosen for both.
+template <class Format, int W>
+void check_shared(long long id, std::size_t limit) {
+  constexpr int MOST = tile_acts::kMostTokens;
+  const auto bytes = [&](std::size_t planes, bool staged, std::size_t partial) {
+    return tiles::ring_bytes<Format, W>() + (staged ? planes : 0) + partial;
+  };
+  CHECK(bytes(tile_acts::group_bytes(1, id), true, sizeof(tiles::Partial<1, W>)) <= limit);
+  CHECK(bytes(tile_acts::group_bytes(MOST, id), tiles::stages<Format, MOST, W>(id, limit),
+              sizeof(tiles::Partial<MOST, W>)) <= limit);
+}
+
+}  // namespace
+
+TEST_CASE("every layer of every model fits the shared memory of GPUs with little of it") {
+  for (const WeightType type : types()) {
+    CAPTURE(info(type).name);
+    REQUIRE(tiles::with_tile_format(type, [](auto format) -> Status {
+              using Format = decltype(format);
+              // Compute capability 8.6 and 8.9, 8.0, 9.0.
+              for (const std::size_t limit : {99UL * 1024, 163UL * 1024, 227UL * 1024}) {
+                for (const QwenLayer& l : all_qwen_layers()) {
+                  const int w = tiles::warps<Format>(l.id, limit);
+                  CAPTURE(l.name);
+                  CAPTURE(limit);
+                  CHECK((w == 4 || w == Format::kWarps));
+                  if (limit == 227UL * 1024) CHECK(w == (l.id >= 2048 ? Format::kWarps : 4));
+                  w == 4 ? check_shared<Format, 4>(l.id, limit)
+                         : check_shared<Format, Format::kWarps>(l.id, limit);
+                }
+              }
+              return {};
+            }).ok());
   }
 }
 
