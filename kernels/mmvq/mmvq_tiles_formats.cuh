@@ -28,41 +28,7 @@
 
 namespace ladder::tiles {
 
-/// How a lane's share comes out of a tile in device memory: read once, so past L1, which other data want.
-struct FromMemory {
-  static __device__ __forceinline__ uint4 load16(const unsigned char* p) {
-#if defined(__CUDA_ARCH__)
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-#else
-    return *reinterpret_cast<const uint4*>(p);
-#endif
-  }
-  static __device__ __forceinline__ uint2 load8(const unsigned char* p) {
-#if defined(__CUDA_ARCH__)
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(p));
-    return v;
-#else
-    return *reinterpret_cast<const uint2*>(p);
-#endif
-  }
-  static __device__ __forceinline__ unsigned load4(const unsigned char* p) {
-#if defined(__CUDA_ARCH__)
-    unsigned v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-#else
-    return *reinterpret_cast<const unsigned*>(p);
-#endif
-  }
-};
-/// And out of a tile in shared memory.
+/// How a lane's share comes out of a tile in shared memory.
 struct FromShared {
   static __device__ __forceinline__ uint4 load16(const unsigned char* p) {
     return *reinterpret_cast<const uint4*>(p);

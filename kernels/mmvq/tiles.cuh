@@ -306,38 +306,14 @@ constexpr bool has_tiles(WeightType type) { return info(type).block_elems > 1; }
 /// Calls f(BlockTag<Block>) for a type that has tiles; Status of an error for one that has none.
 template <class F>
 Status with_tile_block(WeightType type, F&& f) {
-  switch (type) {
-    case WeightType::q4_0:
-      return f(BlockTag<BlockQ4_0>{});
-    case WeightType::q4_1:
-      return f(BlockTag<BlockQ4_1>{});
-    case WeightType::q5_0:
-      return f(BlockTag<BlockQ5_0>{});
-    case WeightType::q5_1:
-      return f(BlockTag<BlockQ5_1>{});
-    case WeightType::q8_0:
-      return f(BlockTag<BlockQ8_0>{});
-    case WeightType::q2_k:
-      return f(BlockTag<BlockQ2_K>{});
-    case WeightType::q3_k:
-      return f(BlockTag<BlockQ3_K>{});
-    case WeightType::q4_k:
-      return f(BlockTag<BlockQ4_K>{});
-    case WeightType::q5_k:
-      return f(BlockTag<BlockQ5_K>{});
-    case WeightType::q6_k:
-      return f(BlockTag<BlockQ6_K>{});
-    case WeightType::iq4_nl:
-      return f(BlockTag<BlockIQ4_NL>{});
-    case WeightType::iq4_xs:
-      return f(BlockTag<BlockIQ4_XS>{});
-    case WeightType::f32:
-    case WeightType::f16:
-    case WeightType::bf16:
-      break;
-  }
-  return Status::error(std::string("tiles: ") + info(type).name +
-                       " weights have no blocks; types with blocks of 32 or 256 have tiles");
+  return with_block(type, [&](auto tag) -> Status {
+    if constexpr (decltype(tag)::type::kElems > 1) {
+      return f(tag);
+    } else {
+      return Status::error(std::string("tiles: ") + info(decltype(tag)::type::kType).name +
+                           " weights have no blocks; types with blocks of 32 or 256 have tiles");
+    }
+  });
 }
 
 /// Bytes of a tile: those of its blocks.
