@@ -35,22 +35,23 @@ struct CheckResult {
 inline double rounding_factor(double k) { return std::min(k, 8.0 * std::sqrt(k)); }
 
 /// Accepts out[i] only if it is finite and |out[i] - value[i]| <= rounding_factor(roundings) * u *
-/// magnitude[i]. `roundings` = 0 demands equality.
+/// magnitude[i], the factor of magnitude being larger by `operand_rounding`. Both 0 demand equality.
 /// @param out, value, magnitude [nt][od]
 inline CheckResult check_outputs(std::span<const float> out, std::span<const double> value,
-                                 std::span<const double> magnitude, double roundings, Shape shape) {
+                                 std::span<const double> magnitude, double roundings, Shape shape,
+                                 double operand_rounding = 0) {
   CheckResult r;
   const auto where = [&](std::size_t i) {
     return "out[" + std::to_string(i / static_cast<std::size_t>(shape.od)) + "][" +
            std::to_string(i % static_cast<std::size_t>(shape.od)) + "]";
   };
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const double bound = rounding_factor(roundings) * kUnitRoundoffF32 * magnitude[i];
+    const double bound = (rounding_factor(roundings) * kUnitRoundoffF32 + operand_rounding) * magnitude[i];
     const double error = std::fabs(static_cast<double>(out[i]) - value[i]);
     const bool accepted = std::isfinite(out[i]) && error <= bound;
     if (!accepted) {
       r.message = where(i) + " is " + std::to_string(out[i]) + ", expected " + std::to_string(value[i]) +
-                  (roundings > 0 ? " within " + std::to_string(bound) : " exactly");
+                  (roundings > 0 || operand_rounding > 0 ? " within " + std::to_string(bound) : " exactly");
       return r;
     }
     if (bound > 0) r.max_error_over_bound = std::max(r.max_error_over_bound, error / bound);

@@ -18,6 +18,7 @@
 #include "harness/experiment/reference.hpp"
 #include "harness/experiment/roofs.hpp"
 #include "harness/experiment/rung.hpp"
+#include "harness/experiment/tensor_roofs.hpp"
 #include "kernels/mmvq/tile_acts.cuh"
 #include "kernels/quant/q8_acts.hpp"
 #include "kernels/quant/quantize_acts.cuh"
@@ -39,6 +40,10 @@ struct Context {
   MeasuredRoofs roofs;
 };
 
+/// Where f16 activations 0..15 of a sixteen stand beside weights in tiles: a lane's four neighbouring codes are two pairs
+/// of an A fragment, eight places apart (kernels/gemm/gemm_tiles_formats.cuh).
+constexpr std::size_t place_in_sixteen(std::size_t k) { return k / 4 * 2 + k % 2 + k / 2 % 2 * 8; }
+
 /// The operands of one shape on the device: `sets` copies of (weights, acts, out), each with guard bands.
 /// Weights and activations are as the form says, in buffers of exactly their size.
 class Operands {
@@ -53,10 +58,11 @@ class Operands {
     for (int i = 0; i < sets; ++i) {
       if (i == 0 || form.layout == nullptr) blocks_.emplace_back(bytes, "weights");
       if (form.layout != nullptr) laid_out_.emplace_back(form.layout->bytes(form.type, shape), "weights");
-      if (i == 0 || !quantized()) acts_.emplace_back(count(shape.nt, shape.id), "acts");
+      if (i == 0 || !(quantized() || halves())) acts_.emplace_back(count(shape.nt, shape.id), "acts");
       if (quantized() && (i == 0 || !planes()))
         q8_.emplace_back(count(shape.nt, shape.id / kQ8ActsPerBlock), "acts");
-      if (planes()) planes_.emplace_back(tile_acts::bytes(shape.nt, shape.id), "acts");
+      if (planes()) planes_.emplace_back(plane_bytes(), "acts");
+      if (halves()) halves_.emplace_back(count(shape.nt, shape.id), "acts");
       out_.emplace_back(count(shape.nt, shape.od), "out");
     }
   }
@@ -67,6 +73,7 @@ class Operands {
   WeightsPointer weights(int set) { return at(form_.layout != nullptr ? laid_out_ : blocks_, set).data(); }
   ActsPointer acts(int set) {
     if (planes()) return at(planes_, set).data();
+    if (halves()) return at(halves_, set).data();
     if (quantized()) return at(q8_, set).data();
     return at(acts_, set).data();
   }
@@ -87,12 +94,14 @@ class Operands {
     for (GuardedBuffer<float>& a : acts_) fill(a.data(), a.size(), acts_kind, seed + 1, stream);
     stream.synchronize();
     if (quantized()) quantize_acts(kind == FillKind::small_int, stream);
+    if (halves()) round_acts();
   }
 
   /// Replaces the activations of set 0. [nt][id]
   void upload_acts(std::span<const float> acts, Stream& stream) {
     acts_[0].upload(acts);
     if (quantized()) quantize_acts(false, stream);
+    if (halves()) round_acts();
   }
 
   /// What the outputs of set 0 should be: the product of the very weights and activations that kernels read.
@@ -134,7 +143,30 @@ class Operands {
     return host;
   }
   bool quantized() const { return form_.acts == ActivationFormat::pad40 || planes(); }
-  bool planes() const { return form_.acts == ActivationFormat::planes40; }
+  bool planes() const {
+    return form_.acts == ActivationFormat::planes40 || form_.acts == ActivationFormat::pad40_t;
+  }
+  bool halves() const {
+    return form_.acts == ActivationFormat::f16 || form_.acts == ActivationFormat::f16_tiles;
+  }
+  std::size_t plane_bytes() const {
+    if (form_.acts == ActivationFormat::planes40) return tile_acts::bytes(shape_.nt, shape_.id);
+    const Q8ActsPlanes p = q8_acts_planes(shape_.nt, shape_.id);
+    return p.codes + p.scales * sizeof(std::uint32_t);
+  }
+
+  /// Rounds acts_[0] to f16, for all sets, and keeps there what became of it: kernels and reference see the same numbers.
+  void round_acts() {
+    std::vector<float> acts = download(acts_[0]);
+    std::vector<std::uint16_t> rounded(acts.size());
+    for (std::size_t i = 0; i < acts.size(); ++i) {
+      const std::uint16_t h = float_to_half_bits(acts[i]);
+      acts[i] = half_bits_to_float(h);
+      rounded[form_.acts == ActivationFormat::f16 ? i : i / 16 * 16 + place_in_sixteen(i % 16)] = h;
+    }
+    acts_[0].upload(acts);
+    for (GuardedBuffer<std::uint16_t>& h : halves_) h.upload(rounded);
+  }
 
   /// Makes int8 blocks of acts_[0], for all sets. `as_integers`: scales of 1, so that codes are the numbers themselves.
   void quantize_acts(bool as_integers, Stream& stream) {
@@ -155,7 +187,15 @@ class Operands {
     }
     for (GuardedBuffer<BlockQ8Pad40>& q : q8_) q.upload(blocks);
     if (!planes()) return;
-    const std::vector<unsigned char> ordered = tile_acts::from_blocks(blocks.data(), shape_.nt, shape_.id);
+    std::vector<unsigned char> ordered;
+    if (form_.acts == ActivationFormat::planes40) {
+      ordered = tile_acts::from_blocks(blocks.data(), shape_.nt, shape_.id);
+    } else {
+      ordered.resize(plane_bytes());
+      const std::size_t codes = q8_acts_planes(shape_.nt, shape_.id).codes;  // a multiple of 4
+      pack_q8_pad40_t(blocks.data(), shape_.nt, shape_.id, reinterpret_cast<std::int8_t*>(ordered.data()),
+                      reinterpret_cast<std::uint32_t*>(ordered.data() + codes));
+    }
     for (GuardedBuffer<unsigned char>& p : planes_) p.upload(ordered);
   }
 
@@ -165,7 +205,8 @@ class Operands {
   std::vector<GuardedBuffer<unsigned char>> laid_out_;  // in the form's layout
   std::vector<GuardedBuffer<float>> acts_;              // as they were filled; one, if they are quantized
   std::vector<GuardedBuffer<BlockQ8Pad40>> q8_;         // [nt][id/32]; one, if there are planes
-  std::vector<GuardedBuffer<unsigned char>> planes_;    // tile_acts.cuh
+  std::vector<GuardedBuffer<unsigned char>> planes_;    // tile_acts.cuh, or codes and scales of pad40_t
+  std::vector<GuardedBuffer<std::uint16_t>> halves_;    // [nt][id]
   std::vector<GuardedBuffer<float>> out_;
 };
 
@@ -210,7 +251,8 @@ inline CheckResult check_once(const Rung& rung, Operands& ops, const Reference& 
     return r;
   }
   const double roundings = kind == CheckKind::exact ? 0.0 : rung.roundings(ops.shape(), ctx.executor);
-  return check_outputs(host, reference.value, reference.magnitude, roundings, ops.shape());
+  const double operand_rounding = kind == CheckKind::exact ? 0.0 : rung.operand_rounding;
+  return check_outputs(host, reference.value, reference.magnitude, roundings, ops.shape(), operand_rounding);
 }
 
 struct RungCheck {
@@ -306,7 +348,11 @@ inline Record describe(const Rung& rung, Shape shape, const std::string& layer, 
   r.layer = layer;
   r.traffic = rung.traffic(shape);
   r.work = rung.work(shape);
-  if (ctx.roofs.read_gbps > 0) r.roof = Roof{ctx.roofs.read_gbps, ctx.roofs.f32_gflops, "flop", "measured"};
+  if (ctx.roofs.read_gbps > 0) {
+    const double peak =
+        ctx.executor == Executor::gpu ? peak_gops(ctx.roofs, rung.math) : ctx.roofs.f32_gflops;
+    r.roof = Roof{ctx.roofs.read_gbps, peak, r.work->unit, "measured"};
+  }
   if (!rung.peer_name.empty()) {
     r.peer.add("name", rung.peer_name);
     if (!rung.peer_version.empty()) r.peer.add("version", rung.peer_version);

@@ -13,11 +13,13 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "harness/experiment/experiment.hpp"
 #include "harness/experiment/qwen_shapes.hpp"
 #include "harness/experiment/roofs.hpp"
+#include "harness/experiment/tensor_roofs.hpp"
 #if !defined(__CUDACC__)
 #include "harness/device/cpu_info.hpp"
 #include "harness/emulator/counters.hpp"
@@ -543,12 +545,20 @@ inline int run_experiment(const Chapter& chapter, const Options& o) {
 
   RecordSink sink(o.json_path);
   const bool timed = !o.check_only && ctx.executor != Executor::emulator;
-  if (timed) ctx.roofs = measure_roofs(ctx);
+  if (timed) {
+    ctx.roofs = measure_roofs(ctx);
+    measure_tensor_roofs(rungs, ctx);
+  }
   FILE* f = sink.table();
   std::fprintf(f, "%s on %s (%s)", chapter.name.c_str(), ctx.device.name.c_str(), to_string(ctx.executor));
   if (timed) {
     std::fprintf(f, ": read roof %.1f GB/s, f32 peak %.1f GFLOP/s, both measured now", ctx.roofs.read_gbps,
                  ctx.roofs.f32_gflops);
+    for (const auto& [name, peak, unit] : {std::tuple{"mma f16", ctx.roofs.mma_f16_gflops, "FLOP"},
+                                           {"mma int8", ctx.roofs.mma_s8_gops, "OP"},
+                                           {"wgmma f16", ctx.roofs.wgmma_f16_gflops, "FLOP"}}) {
+      if (peak > 0) std::fprintf(f, ", %s %.1f T%s/s", name, peak / 1e3, unit);
+    }
   }
   std::fprintf(f, "\n");
   if (!o.compare_a.empty()) return detail::run_compare(chapter, o, matrices, nts, ctx, sink);

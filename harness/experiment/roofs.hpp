@@ -29,9 +29,12 @@ namespace ladder {
 
 /// Measured ceilings of one executor. A field that was not measured is 0.
 struct MeasuredRoofs {
-  double read_gbps = 0;      ///< best read-only bandwidth from device memory, 1e9 bytes/s
-  double f32_gflops = 0;     ///< FMA peak, 1e9 FLOP/s, a fused multiply-add counted as two
-  double graph_node_ns = 0;  ///< time of one empty kernel in a graph: below this a kernel is latency
+  double read_gbps = 0;         ///< best read-only bandwidth from device memory, 1e9 bytes/s
+  double f32_gflops = 0;        ///< FMA peak, 1e9 FLOP/s, a fused multiply-add counted as two
+  double mma_f16_gflops = 0;    ///< mma.sync, f16 operands and f32 sums; measured only for rungs that need it
+  double mma_s8_gops = 0;       ///< mma.sync, int8 operands; the same
+  double wgmma_f16_gflops = 0;  ///< wgmma, f16 operands and f32 sums; the same
+  double graph_node_ns = 0;     ///< time of one empty kernel in a graph: below this a kernel is latency
 };
 
 /// Seed of every buffer that the bandwidth probes read.

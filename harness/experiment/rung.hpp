@@ -58,6 +58,15 @@ using DeviceMatmul =
 using CpuMatmul = std::function<void(WeightsPointer weights, ActsPointer acts, float* out, Shape shape,
                                      cpu::ThreadPool& pool)>;
 
+/// Which unit of a GPU does a rung's arithmetic: its peak is the rung's compute roof, and its operations are counted.
+/// On the CPU the roof is the f32 peak in any case.
+enum class MathUnit {
+  f32,        ///< multiply-adds of the ordinary cores, FLOP
+  mma_f16,    ///< mma.sync with f16 operands, FLOP
+  mma_s8,     ///< mma.sync with int8 operands, integer operations
+  wgmma_f16,  ///< wgmma with f16 operands, FLOP
+};
+
 struct Rung {
   std::string id;       ///< one id in file, kernel, launcher, test, record and plot label
   std::string chapter;  ///< "01-scalar-gemv"
@@ -69,6 +78,10 @@ struct Rung {
   WeightType weight_type = WeightType::f32;
   ActivationFormat acts = ActivationFormat::f32;
   const WeightLayout* layout = nullptr;  ///< null: weights in the order of a file
+  MathUnit math = MathUnit::f32;
+  /// Largest relative error of a weight as the kernel multiplies it, 2^-11 where it is rounded to f16 on the way; 0 where
+  /// weights are what the file says. The error bound grows by this times the sum of |terms|.
+  double operand_rounding = 0;
   /// Which shapes the kernel takes on this device; the error says what would be allowed.
   std::function<Status(Shape, const DeviceInfo&)> supported;
   DeviceMatmul device;  ///< launcher for `gpu` and `emulator`; empty if there is none
@@ -80,7 +93,7 @@ struct Rung {
 
   OperandForm form() const { return {weight_type, acts, layout}; }
   Traffic traffic(const Shape& s) const { return compulsory_traffic(weight_type, acts, s); }
-  Work work(const Shape& s) const { return {matmul_ops(s), "flop"}; }
+  Work work(const Shape& s) const { return {matmul_ops(s), math == MathUnit::mma_s8 ? "int8_op" : "flop"}; }
   bool runs_on(Executor e) const {
     return e == Executor::cpu ? static_cast<bool>(cpu) : static_cast<bool>(device);
   }

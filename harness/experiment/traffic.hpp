@@ -13,10 +13,12 @@ namespace ladder {
 
 /// How the activation rows are stored when the kernel reads them.
 enum class ActivationFormat {
-  f32,       ///< 4 bytes an element
-  f16,       ///< 2 bytes an element
-  pad40,     ///< int8 blocks of 32 with scale and sum, 40 bytes a block
-  planes40,  ///< the same 40 bytes a block in two planes (kernels/mmvq/tile_acts.cuh)
+  f32,        ///< 4 bytes an element
+  f16,        ///< 2 bytes an element
+  pad40,      ///< int8 blocks of 32 with scale and sum, 40 bytes a block
+  planes40,   ///< the same 40 bytes a block in two planes (kernels/mmvq/tile_acts.cuh)
+  pad40_t,    ///< 36 bytes a block in two planes, tokens in tiles of 64 (kernels/quant/quantize_acts.hpp)
+  f16_tiles,  ///< 2 bytes an element, each sixteen of a row in the order of weights in tiles
 };
 
 /// Bytes of a weight matrix. Rows are stored whole, so `id` must be a multiple of the block length.
@@ -30,10 +32,13 @@ constexpr double activation_bytes(ActivationFormat f, long long nt, long long id
     case ActivationFormat::f32:
       return 4.0 * static_cast<double>(nt) * static_cast<double>(id);
     case ActivationFormat::f16:
+    case ActivationFormat::f16_tiles:
       return 2.0 * static_cast<double>(nt) * static_cast<double>(id);
     case ActivationFormat::pad40:
     case ActivationFormat::planes40:
       return 40.0 * static_cast<double>(nt) * static_cast<double>((id + 31) / 32);
+    case ActivationFormat::pad40_t:
+      return 36.0 * 64 * static_cast<double>((nt + 63) / 64) * static_cast<double>((id + 31) / 32);
   }
   return 0;
 }

@@ -20,15 +20,6 @@ void require_blocks(std::size_t n) {
   }
 }
 
-Q8ActsPlanes checked_planes(long long nt, long long id) {
-  if (nt < 1) throw std::invalid_argument("nt must be at least 1, not " + std::to_string(nt));
-  if (id < 1 || id % kQ8ActsPerBlock != 0) {
-    throw std::invalid_argument("id must be a positive multiple of " + std::to_string(kQ8ActsPerBlock) +
-                                ", not " + std::to_string(id));
-  }
-  return q8_acts_planes(nt, id);
-}
-
 BlockQ8Pad40 quantized(const float* x) {
   // The order of magnitudes is that of their bits; infinities and NaNs come last.
   std::uint32_t largest = 0;
@@ -70,27 +61,9 @@ void dequantize_q8_pad40_row(std::span<const BlockQ8Pad40> blocks, float* out) {
   }
 }
 
-void pack_q8_pad40_t(const BlockQ8Pad40* blocks, long long nt, long long id, std::int8_t* codes,
-                     std::uint32_t* scales) {
-  const Q8ActsPlanes p = checked_planes(nt, id);
-  std::fill_n(codes, p.codes, std::int8_t{0});
-  std::fill_n(scales, p.scales, 0U);
-  for (long long t = 0; t < nt; ++t) {
-    const int token = static_cast<int>(t % kQ8ActsTileTokens);
-    for (long long c = 0; c < p.chunks; ++c) {
-      const BlockQ8Pad40& b = blocks[t * p.chunks + c];
-      const long long tile = t / kQ8ActsTileTokens * p.chunks + c;
-      for (int word = 0; word < 8; ++word)
-        std::memcpy(codes + tile * kQ8ActsTileBytes + q8_acts_code_byte(token, word), b.q + 4 * word, 4);
-      scales[tile * kQ8ActsTileTokens + q8_acts_scale_word(token)] = b.d | static_cast<std::uint32_t>(b.sum)
-                                                                               << 16;
-    }
-  }
-}
-
 void unpack_q8_pad40_t(const std::int8_t* codes, const std::uint32_t* scales, long long nt, long long id,
                        BlockQ8Pad40* blocks) {
-  const Q8ActsPlanes p = checked_planes(nt, id);
+  const Q8ActsPlanes p = detail::checked_q8_acts_planes(nt, id);
   for (long long t = 0; t < nt; ++t) {
     const int token = static_cast<int>(t % kQ8ActsTileTokens);
     for (long long c = 0; c < p.chunks; ++c) {

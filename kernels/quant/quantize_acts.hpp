@@ -19,9 +19,13 @@
 // ggml rounds halves away from zero: another code where x * inverse is exactly half an odd number.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <stdexcept>
+#include <string>
 
 #include "kernels/quant/blocks.hpp"
 #include "kernels/quant/decode.hpp"
@@ -92,10 +96,36 @@ LADDER_HD int q8_acts_ldmatrix_byte(int group, int lane) {
 }
 // ANCHOR_END: q8_acts_addresses
 
+namespace detail {
+inline Q8ActsPlanes checked_q8_acts_planes(long long nt, long long id) {
+  if (nt < 1) throw std::invalid_argument("nt must be at least 1, not " + std::to_string(nt));
+  if (id < 1 || id % kQ8ActsPerBlock != 0) {
+    throw std::invalid_argument("id must be a positive multiple of " + std::to_string(kQ8ActsPerBlock) +
+                                ", not " + std::to_string(id));
+  }
+  return q8_acts_planes(nt, id);
+}
+}  // namespace detail
+
 /// @param blocks [nt][id/32] @param codes [q8_acts_planes(nt, id).codes] @param scales [....scales]
 /// @throws std::invalid_argument for nt < 1 or an id that is no positive multiple of 32
-void pack_q8_pad40_t(const BlockQ8Pad40* blocks, long long nt, long long id, std::int8_t* codes,
-                     std::uint32_t* scales);
+inline void pack_q8_pad40_t(const BlockQ8Pad40* blocks, long long nt, long long id, std::int8_t* codes,
+                            std::uint32_t* scales) {
+  const Q8ActsPlanes p = detail::checked_q8_acts_planes(nt, id);
+  std::fill_n(codes, p.codes, std::int8_t{0});
+  std::fill_n(scales, p.scales, 0U);
+  for (long long t = 0; t < nt; ++t) {
+    const int token = static_cast<int>(t % kQ8ActsTileTokens);
+    for (long long c = 0; c < p.chunks; ++c) {
+      const BlockQ8Pad40& b = blocks[t * p.chunks + c];
+      const long long tile = t / kQ8ActsTileTokens * p.chunks + c;
+      for (int word = 0; word < 8; ++word)
+        std::memcpy(codes + tile * kQ8ActsTileBytes + q8_acts_code_byte(token, word), b.q + 4 * word, 4);
+      scales[tile * kQ8ActsTileTokens + q8_acts_scale_word(token)] = b.d | static_cast<std::uint32_t>(b.sum)
+                                                                               << 16;
+    }
+  }
+}
 
 /// The other way: blocks of the tokens that there are. @throws as pack_q8_pad40_t
 void unpack_q8_pad40_t(const std::int8_t* codes, const std::uint32_t* scales, long long nt, long long id,
