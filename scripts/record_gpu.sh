@@ -7,7 +7,7 @@ runs=${1:?usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]}
 shift
 options=("$@" --on gpu --runs "$runs")
 
-for test in build/test_*_cuda build/chapters/*/test_*_cuda; do "$test"; done
+for test in build/test_*_cuda build/chapters/test_*_cuda build/chapters/*/test_*_cuda; do "$test"; done
 
 layers() { printf "%s.attn_q,%s.attn_k,%s.attn_v,%s.attn_output,%s.ffn_gate,%s.ffn_up,%s.ffn_down" "$1" "$1" "$1" "$1" "$1" "$1" "$1"; }
 all_layers="$(layers 0.5b),$(layers 7b)"

@@ -18,8 +18,8 @@ for found in /usr/local/cuda*/bin/compute-sanitizer /opt/nvidia/*/bin/compute-sa
   [ -n "$sanitizer" ] || sanitizer=$found
 done
 [ -n "$sanitizer" ] || stop "no compute-sanitizer on PATH or in /usr/local/cuda*/bin; it comes with the CUDA Toolkit"
-tests=("$build"/test_*_cuda "$build"/chapters/*/test_*_cuda)
-[ ${#tests[@]} -gt 0 ] || stop "no $build/chapters/*/test_*_cuda; build first (scripts/ladder test)"
+tests=("$build"/test_*_cuda "$build"/chapters/test_*_cuda "$build"/chapters/*/test_*_cuda)
+[ ${#tests[@]} -gt 0 ] || stop "no test_*_cuda in $build; build first (scripts/ladder test)"
 # Without a device a CUDA test skips itself with this status, and there is nothing to check.
 status=0
 "${tests[0]}" --list-test-cases > /dev/null 2>&1 || status=$?
@@ -64,7 +64,7 @@ for tool in memcheck racecheck initcheck synccheck; do
       "$sanitizer" --tool $tool --error-exitcode 1 "$test" "--test-case-exclude=*broken*"
   done
 done
-planted="$build/chapters/02-vector-gemv/test_vector_gemv_cuda"
+planted="$build/chapters/test_vector_gemv_cuda"
 if [ -x "$planted" ]; then
   check racecheck "planted race" dirty \
     "$sanitizer" --tool racecheck --error-exitcode 1 "$planted" "--test-case=*broken*"

@@ -142,7 +142,7 @@ class ProjectCase(unittest.TestCase):
 
     def build(self):
         """Put the stand-in where Meson would put the chapter's binary."""
-        binary = self.root / "build" / "chapters" / "42-fake" / "fake"
+        binary = self.root / "build" / "chapters" / "fake"
         binary.parent.mkdir(parents=True)
         sample = {**made_record(), "rung": "@rung", "shape": {"nt": "@nt", "od": 3584, "id": 18944}, "executor": "@on"}
         text = json.dumps(sample).replace('"@rung"', "rung").replace('"@nt"', "nt").replace('"@on"', "on")

@@ -127,7 +127,7 @@ class Weave(ProjectCase):
     def test_output(self):
         self.build()
         self.assert_woven(
-            'output("build/chapters/42-fake/fake --layers")', "$ build/chapters/42-fake/fake --layers", '"od": 3584'
+            'output("build/chapters/fake --layers")', "$ build/chapters/fake --layers", '"od": 3584'
         )
 
     def test_plot(self):

@@ -40,11 +40,11 @@ class Chapter:
 
     @property
     def host(self) -> Path:
-        return self.build / "chapters" / self.name / self.stem
+        return self.build / "chapters" / self.stem
 
     @property
     def cuda(self) -> Path:
-        return self.build / "chapters" / self.name / f"{self.stem}_cuda"
+        return self.build / "chapters" / f"{self.stem}_cuda"
 
     @property
     def peers(self) -> list[Path]:
