@@ -18,6 +18,7 @@
 #include "harness/experiment/experiment.hpp"
 #include "harness/experiment/main.hpp"
 #include "harness/experiment/roofs.hpp"
+#include "harness/experiment/tensor_roofs.hpp"
 #include "kernels/device/mma.cuh"
 #include "kernels/roofs/latency_graph_node.cuh"
 #include "kernels/roofs/latency_grid_barrier.cuh"
@@ -834,6 +835,18 @@ void measure_mma_s8(Sweep& sweep) {
   }
 }
 
+#if defined(__CUDACC__)
+void check_wgmma_f16(Context& ctx) { detail::check_wgmma_roof(ctx.stream); }
+
+void measure_wgmma_f16(Sweep& sweep) {
+  const int blocks = sweep.device().sms;  // shared memory and registers are for one block an SM
+  int iterations = 0;
+  const TimeStats t = detail::time_wgmma_roof(blocks, sweep.stream(), sweep.options(), &iterations);
+  sweep.add(Params().add("warps_per_sm", 8),
+            Outcome{t, 0, {roof_wgmma_f16_flop(iterations, blocks), "flop"}, ""});
+}
+#endif
+
 /// Time of one of `count` things that `start` sets off on the stream.
 template <class Start>
 TimeStats time_many(Sweep& sweep, int count, const Start& start) {
@@ -1213,6 +1226,9 @@ std::vector<Probe> probes() {
       {"roof_mma_s8", "mma.sync m16n8k32 in registers, int8 products and int32 sums",
        "kernels/roofs/roof_mma_s8.cuh", tensor_cores, check_mma_s8, LADDER_GPU(measure_mma_s8), nullptr,
        nullptr, true, false},
+      {"roof_wgmma_f16", "wgmma m64n256k16 on shared memory, f16 products and f32 sums",
+       "kernels/roofs/roof_wgmma_f16.cuh", supported_roof_wgmma_f16, LADDER_GPU(check_wgmma_f16),
+       LADDER_GPU(measure_wgmma_f16), nullptr, nullptr, true, false},
       {"roof_int8_dot", "int8 dot products in registers", "kernels/cpu/roofs.cpp", any, nullptr, nullptr,
        LADDER_CPU(check_cpu_int8), LADDER_CPU(measure_cpu_int8), false, true},
       {"latency_launch", "one empty kernel, launched by the CPU", "kernels/roofs/latency_launch.cuh", any,

@@ -198,7 +198,7 @@ TEST_CASE("every probe has one id and a source") {
     CHECK_FALSE(p.source.empty());
     CHECK((p.on_device || p.on_cpu));
   }
-  CHECK(ids.size() == 13);
+  CHECK(ids.size() == 14);
 }
 
 #if !defined(__CUDACC__)

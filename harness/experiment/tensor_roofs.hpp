@@ -15,6 +15,7 @@
 #include "harness/experiment/rung.hpp"
 #include "kernels/roofs/roof_mma_f16.cuh"
 #include "kernels/roofs/roof_mma_s8.cuh"
+#include "kernels/roofs/roof_wgmma_f16.cuh"
 
 namespace ladder {
 
@@ -114,6 +115,66 @@ double measure_mma_roof(const char* name, bool halves, const DeviceInfo& device,
   return ops(iterations, blocks) / t.median;
 }
 
+/// Operands of roof_wgmma_f16 and what they multiply to.
+struct WgmmaRoofOperands {
+  static constexpr int kSets = 3;
+  std::vector<std::uint32_t> a, b;  // words of two halves: [sets][128][32], [sets][256][32]
+  explicit WgmmaRoofOperands(bool exact)
+      : a(kSets * kWgmmaRoofRows * kWgmmaRoofK / 2), b(kSets * kWgmmaRoofColumns * kWgmmaRoofK / 2) {
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = tensor_roof_word(i, true, exact);
+    for (std::size_t i = 0; i < b.size(); ++i) b[i] = tensor_roof_word(a.size() + i, true, exact);
+  }
+  /// A . B^T of a set. Every sum is exact if the operands are integers.
+  [[nodiscard]] double product(int set, int row, int column) const {
+    double sum = 0;
+    for (int w = 0; w < kWgmmaRoofK / 2; ++w) {
+      const auto word = [w](int r) { return static_cast<std::size_t>(r * (kWgmmaRoofK / 2) + w); };
+      sum += tensor_roof_product(a[word(set * kWgmmaRoofRows + row)],
+                                 b[word(set * kWgmmaRoofColumns + column)], true);
+    }
+    return sum;
+  }
+};
+
+/// Throws DeviceError unless roof_wgmma_f16 is exact on small integers.
+inline void check_wgmma_roof(Stream& stream) {
+  constexpr int kBlocks = 4, kIterations = 3;
+  const WgmmaRoofOperands integers(true);
+  Buffer<std::uint32_t> a(integers.a.size(), "A"), b(integers.b.size(), "B");
+  Buffer<float> out(std::size_t{kBlocks} * kWgmmaRoofRows * kWgmmaRoofColumns, "D");
+  a.upload(integers.a);
+  b.upload(integers.b);
+  out.fill_bytes(0xFF);
+  require(launch_roof_wgmma_f16(a.data(), b.data(), WgmmaRoofOperands::kSets, kIterations, out.data(),
+                                kBlocks, stream));
+  stream.synchronize();
+  std::vector<float> got(out.size());
+  out.download(got);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const int column = static_cast<int>(i % kWgmmaRoofColumns),
+              rows = static_cast<int>(i / kWgmmaRoofColumns);
+    const double expected = kIterations * integers.product(rows / kWgmmaRoofRows % WgmmaRoofOperands::kSets,
+                                                           rows % kWgmmaRoofRows, column);
+    if (static_cast<double>(got[i]) != expected)
+      throw DeviceError("roof_wgmma_f16: output " + std::to_string(i) + " is " + std::to_string(got[i]) +
+                        ", expected " + std::to_string(expected));
+  }
+}
+
+/// Ceiling of wgmma, FLOP/s * 1e-9, on random operands.
+inline TimeStats time_wgmma_roof(int blocks, Stream& stream, const MeasureOptions& options, int* iterations) {
+  const WgmmaRoofOperands random(false);
+  Buffer<std::uint32_t> a(random.a.size(), "A"), b(random.b.size(), "B");
+  Buffer<float> out(static_cast<std::size_t>(blocks) * kWgmmaRoofRows * kWgmmaRoofColumns, "D");
+  a.upload(random.a);
+  b.upload(random.b);
+  const auto run = [&](int n, Stream& s) {
+    return launch_roof_wgmma_f16(a.data(), b.data(), WgmmaRoofOperands::kSets, n, out.data(), blocks, s);
+  };
+  *iterations = calibrate_iterations(run, stream, 1e6);
+  return time_back_to_back([&](Stream& s) { return run(*iterations, s); }, stream, options);
+}
+
 }  // namespace detail
 
 /// Measures the ceilings that these rungs need beside those of measure_roofs. On a GPU only: elsewhere no roof depends on
@@ -138,6 +199,15 @@ void measure_tensor_roofs([[maybe_unused]] const std::vector<const Rung*>& rungs
         "roof_mma_s8", false, ctx.device, ctx.stream,
         [](auto&&... arguments) { return launch_roof_mma_s8(kChains, arguments...); },
         [](int iterations, int blocks) { return roof_mma_s8_ops(kChains, iterations, blocks); });
+  }
+  if (wanted(MathUnit::wgmma_f16) && supported_roof_wgmma_f16(ctx.device).ok()) {
+    detail::check_wgmma_roof(ctx.stream);
+    MeasureOptions options;
+    options.time_limit_ms = 60;
+    options.min_samples = 7;
+    int iterations = 0;
+    const TimeStats t = detail::time_wgmma_roof(ctx.device.sms, ctx.stream, options, &iterations);
+    ctx.roofs.wgmma_f16_gflops = roof_wgmma_f16_flop(iterations, ctx.device.sms) / t.median;
   }
 #endif
 }
