@@ -1,0 +1,284 @@
+// RUNG      gemm_f16_mma: ldmatrix and mma.sync on large warp tiles, stages of shared memory that fill ahead.
+// PREV      gemm_f16_nt: its warp tile of 32 x 32 reads two bytes of shared memory for every eight products
+// COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, then the epilogue; f16 operands, f32 sums
+// LAYOUT    weights and acts row-major f16, out row-major f32; with ksplit > 1 f32 partials [ksplit][nt][od]
+// MAP       grid(blocks that fit at once): block -> every gridDim.x-th unit, a tile of TN tokens x TM outputs over one
+//           part of k, neighbouring units sharing tokens or outputs; warp -> 64 x 64 outputs of the tile (at most)
+// NEEDS     sm_80; id % 8 == 0, operands at multiples of 16 bytes (checked by the launcher); any nt, od
+// TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B; from L2 2*id*(od*ceil(nt/TN) + nt*ceil(od/TM)) B
+// WORK      2*nt*od*id flop
+// LOOK FOR  SASS: HMMA.16816.F32, LDSM.16.M88.4, LDGSTS.E.BYPASS.128; no LDL or STL
+// EXPECT    90 % of what mma.sync does in a loop on registers; on Hopper that is 60 % of what wgmma could
+// BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/05-tiled-gemm/tiled_gemm.cu -o tiled_gemm
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "harness/device/device.hpp"
+#include "kernels/device/cp_async.cuh"
+#include "kernels/device/cuda.cuh"
+#include "kernels/device/ldmatrix.cuh"
+#include "kernels/device/mma.cuh"
+#include "kernels/device/pdl.cuh"
+#include "kernels/gemm/epilogue.cuh"
+#include "kernels/gemm/split_k.cuh"
+
+namespace ladder {
+
+// ANCHOR: gemm_mma_tile
+/// A tile and how its block is organised.
+/// @tparam TN, TM tokens and outputs of the block's tile @tparam KS elements of k in a stage: 32 or 64
+/// @tparam WN, WM tokens and outputs of a warp's tile @tparam RESIDENT blocks on a multiprocessor
+template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_>
+struct MmaTile {
+  static constexpr int TN = TN_, TM = TM_, KS = KS_, STAGES = STAGES_, WN = WN_, WM = WM_,
+                       RESIDENT = RESIDENT_;
+  static constexpr int WARPS = TN / WN * (TM / WM), THREADS = 32 * WARPS;
+  static constexpr int ROW_BYTES = 2 * KS, CHUNKS = KS / 8;  // 16-byte chunks of a row
+  static constexpr int ACTS_BYTES = TN * ROW_BYTES, STAGE_BYTES = (TN + TM) * ROW_BYTES;
+  static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
+  static constexpr int COPY_ROWS = THREADS / CHUNKS;  // rows that all threads together copy at once
+  static constexpr int K16 = KS / 16;                 // steps of the tensor core in a stage
+  static_assert(KS == 32 || KS == 64, "rows of 64 or 128 bytes are swizzled below");
+  static_assert(STAGES >= 2 && WN % 16 == 0 && WM % 16 == 0 && TN % WN == 0 && TM % WM == 0);
+  static_assert(TN % COPY_ROWS == 0 && TM % COPY_ROWS == 0 && COPY_ROWS % 8 == 0);
+};
+
+/// Where in a stage the 16 bytes of `chunk` of `row` lie. Eight rows of 16 bytes that ldmatrix reads at once must lie
+/// in different banks, and rows are 64 or 128 bytes, so the chunk number is XOR-ed with the number of the 128-byte
+/// line.
+template <class T>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  constexpr int ROWS_PER_LINE = 128 / T::ROW_BYTES;
+  return row * T::ROW_BYTES + ((chunk ^ (row / ROWS_PER_LINE & (T::CHUNKS - 1))) << 4);
+}
+// ANCHOR_END: gemm_mma_tile
+
+/// How the units of a launch are numbered: tiles of one part of k first, in bands of `band` token tiles.
+struct MmaUnits {
+  int token_tiles, output_tiles, ksplit;
+  int steps;  ///< steps of KS in a part of k; the last part may have fewer
+  int band;   ///< token tiles that are multiplied with the same outputs one after the other
+  __host__ __device__ int count() const { return token_tiles * output_tiles * ksplit; }
+};
+
+// ANCHOR: gemm_f16_mma
+template <class T>
+__global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
+    gemm_f16_mma(const __half* weights, const __half* acts, float* out, GemmEpilogue epilogue, int nt, int od,
+                 int id, MmaUnits units) {
+  constexpr int MI = T::WN / 16, NI = T::WM / 8, K16 = T::K16, STAGES = T::STAGES;
+  unsigned char* const shared = dynamic_shared<unsigned char>();  // [STAGES][TN + TM][KS] halves, swizzled
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int all_steps = (id + T::KS - 1) / T::KS;
+
+  // 1. A unit's tile and its steps of k. Units that run at the same time should read the same rows: a band of tokens
+  //    goes through all outputs before the next band comes.
+  struct Unit {
+    int token, output, z, step, end;
+  };
+  const auto unit_at = [&](int u) {
+    const int tiles = units.token_tiles * units.output_tiles, z = u / tiles, tile = u % tiles;
+    const int per_band = units.band * units.output_tiles, first = tile / per_band * units.band;
+    const int in_band = min(units.band, units.token_tiles - first);
+    const int at = tile % per_band;
+    Unit unit;
+    unit.token = (first + at % in_band) * T::TN;
+    unit.output = at / in_band * T::TM;
+    unit.z = z;
+    unit.step = z * units.steps;
+    unit.end = min(unit.step + units.steps, all_steps);
+    return unit;
+  };
+  const int stride = static_cast<int>(gridDim.x), count = units.count();
+
+  // 2. Copies run STAGES - 1 steps ahead of the products, from one unit into the next. A thread copies one chunk of
+  //    every COPY_ROWS-th row; chunks outside the matrices become zeros.
+  const int copy_row = thread / T::CHUNKS, copy_chunk = thread % T::CHUNKS;
+  const int copy_at =
+      swizzled<T>(copy_row, copy_chunk);  // of the next rows: a multiple of COPY_ROWS rows further
+  int copy_unit = static_cast<int>(blockIdx.x), copy_stage = 0;
+  Unit copy = unit_at(min(copy_unit, count - 1));
+  const auto copy_rows = [&](int part, int parts, int tile_rows, int rows, int first_row, const __half* from,
+                             int offset) {
+    const int k = copy.step * T::KS + copy_chunk * 8, passes = tile_rows / T::COPY_ROWS;
+    unsigned char* const to = shared + copy_stage * T::STAGE_BYTES + offset + copy_at;
+#pragma unroll
+    for (int i = passes * part / parts; i < passes * (part + 1) / parts; ++i) {
+      const int row = first_row + copy_row + i * T::COPY_ROWS;
+      const bool inside = row < rows && k < id;
+      cp_async_cg(to + i * T::COPY_ROWS * T::ROW_BYTES,
+                  from + (inside ? static_cast<long long>(row) * id + k : 0), inside ? 16 : 0);
+    }
+  };
+  /// One of `parts` parts of a stage; the last closes the group.
+  const auto copy_part = [&](int part, int parts) {
+    if (copy_unit < count) {
+      copy_rows(part, parts, T::TN, nt, copy.token, acts, 0);
+      copy_rows(part, parts, T::TM, od, copy.output, weights, T::ACTS_BYTES);
+    }
+    if (part + 1 < parts) return;
+    cp_async_commit_group();  // empty at the end, so that groups count stages
+    copy_stage = copy_stage + 1 == STAGES ? 0 : copy_stage + 1;
+    if (copy_unit < count && ++copy.step == copy.end) {
+      copy_unit += stride;
+      copy = unit_at(min(copy_unit, count - 1));
+    }
+  };
+  allow_next_kernel();
+  wait_for_previous_kernel();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) copy_part(0, 1);
+
+  // 3. Fragments: two sets, one in the tensor cores while the other is loaded. As ldmatrix's eight rows are neighbours,
+  //    the swizzle is the same for all fragments of a lane, and the step of k only flips bits of the address.
+  const int warp_token = warp % (T::TN / T::WN) * T::WN, warp_output = warp / (T::TN / T::WN) * T::WM;
+  const int a_at = swizzled<T>(warp_token + lane % 16, lane / 16);
+  const int b_at = T::ACTS_BYTES + swizzled<T>(warp_output + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  std::uint32_t a[2][MI][4], b[2][NI / 2][4];
+  const auto load_fragments = [&](std::uint32_t(&fa)[MI][4], std::uint32_t(&fb)[NI / 2][4], int stage,
+                                  int k16) {
+    const unsigned char* const from = shared + stage * T::STAGE_BYTES;
+#pragma unroll
+    for (int i = 0; i < MI; ++i) ldmatrix<4>(fa[i], from + (a_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < NI / 2; ++i) ldmatrix<4>(fb[i], from + (b_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
+  };
+  cp_async_wait_group<STAGES - 2>();
+  __syncthreads();  // the first stage of every thread is there
+  load_fragments(a[0], b[0], 0, 0);
+
+  int stage = 0;
+  for (int u = static_cast<int>(blockIdx.x); u < count; u += stride) {
+    const Unit unit = unit_at(u);
+    float sum[MI][NI][4] = {};
+    // 4. The products of a tile.
+    for (int step = unit.step; step < unit.end; ++step) {
+#pragma unroll
+      for (int k16 = 0; k16 < K16; ++k16) {
+        copy_part(k16, K16);  // into the stage of the step before this one, which all warps have read
+        if (k16 + 1 < K16) {
+          load_fragments(a[(k16 + 1) % 2], b[(k16 + 1) % 2], stage, k16 + 1);
+        } else {
+          cp_async_wait_group<STAGES - 2>();
+          __syncthreads();  // the next stage is there; nobody reads this one any more
+          stage = stage + 1 == STAGES ? 0 : stage + 1;
+          if (step + 1 < unit.end || u + stride < count) load_fragments(a[0], b[0], stage, 0);
+        }
+#pragma unroll
+        for (int mi = 0; mi < MI; ++mi) {
+#pragma unroll
+          for (int n = 0; n < NI; ++n) {
+            const int ni = mi % 2 == 0 ? n : NI - 1 - n;  // there and back: the last b stays for the next a
+            const std::uint32_t pair[2] = {b[k16 % 2][ni / 2][ni % 2 * 2],
+                                           b[k16 % 2][ni / 2][ni % 2 * 2 + 1]};
+            mma_m16n8k16_f16(sum[mi][ni], a[k16 % 2][mi], pair);
+          }
+        }
+      }
+    }
+    // 5. Sums leave in pairs, while the copies of the next tile are on their way. Everything that is added is loaded
+    //    before anything is stored, as `residual` may be `out`.
+    float* const to = out + static_cast<long long>(unit.z) * nt * od;
+    const bool pairs = od % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
+    const int token0 = unit.token + warp_token + lane / 4,
+              output0 = unit.output + warp_output + 2 * (lane % 4);
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+      if (epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr) {
+#pragma unroll
+        for (int ni = 0; ni < NI; ++ni) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int token = token0 + mi * 16 + i / 2 * 8, output = output0 + ni * 8 + i % 2;
+            if (token < nt && output < od) {
+              sum[mi][ni][i] = apply_epilogue(epilogue, sum[mi][ni][i], token, output, od);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int ni = 0; ni < NI; ++ni) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int token = token0 + mi * 16 + half * 8, output = output0 + ni * 8;
+          if (token >= nt || output >= od) continue;
+          float* const p = to + static_cast<long long>(token) * od + output;
+          if (pairs) {
+            *reinterpret_cast<float2*>(p) = make_float2(sum[mi][ni][2 * half], sum[mi][ni][2 * half + 1]);
+          } else {
+            p[0] = sum[mi][ni][2 * half];
+            if (output + 1 < od) p[1] = sum[mi][ni][2 * half + 1];
+          }
+        }
+      }
+    }
+  }
+}
+// ANCHOR_END: gemm_f16_mma
+
+/// Shapes of gemm_f16_mma.
+inline Status gemm_f16_mma_supported(Shape s) {
+  if (s.nt < 1 || s.od < 1 || s.id < 1) return Status::error("nt, od and id must all be at least 1");
+  if (s.id % 8 != 0) {
+    return Status::error("id must be a multiple of 8, 16 bytes of f16, not " + std::to_string(s.id));
+  }
+  constexpr long long kMost = 1 << 24;
+  if (s.nt > kMost || s.od > kMost || s.id > kMost) {
+    return Status::error("nt, od and id must be at most " + std::to_string(kMost));
+  }
+  return {};
+}
+
+namespace detail {
+
+inline Status check_gemm_pointers(const void* weights, const void* acts) {
+  if ((reinterpret_cast<std::uintptr_t>(weights) | reinterpret_cast<std::uintptr_t>(acts)) % 16 == 0)
+    return {};
+  return Status::error("weights and activations must begin at a multiple of 16 bytes");
+}
+
+}  // namespace detail
+
+/// gemm_f16_mma with a tile of the caller's choice.
+/// @param ksplit parts of k, at least 1; fewer are made where a part would have no step
+/// @param workspace split_k_workspace_bytes(ksplit, nt, od) bytes at a multiple of 16, or null if ksplit is 1
+/// @param band see MmaUnits
+template <class T>
+Status launch_gemm_f16_mma_tile(const __half* weights, const __half* acts, float* out, Shape s,
+                                const GemmEpilogue& epilogue, int ksplit, float* workspace, Stream& stream,
+                                bool programmatic = false, int band = 8) {
+  if (Status ok = gemm_f16_mma_supported(s); !ok.ok()) return ok;
+  if (Status ok = detail::check_gemm_pointers(weights, acts); !ok.ok()) return ok;
+  if (ksplit < 1 || (ksplit > 1 && workspace == nullptr)) {
+    return Status::error("ksplit must be at least 1, and more than 1 needs a workspace");
+  }
+  const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
+  MmaUnits units;
+  units.token_tiles = static_cast<int>((s.nt + T::TN - 1) / T::TN);
+  units.output_tiles = static_cast<int>((s.od + T::TM - 1) / T::TM);
+  units.steps = (steps + ksplit - 1) / ksplit;
+  units.ksplit = (steps + units.steps - 1) / units.steps;
+  units.band = band;
+  const long long count = static_cast<long long>(units.token_tiles) * units.output_tiles * units.ksplit;
+  if (count > std::numeric_limits<int>::max() / 2)
+    return Status::error("nt * od is too large for one launch");
+  const long long blocks =
+      std::min<long long>(count, static_cast<long long>(multiprocessor_count()) * T::RESIDENT);
+  const bool split = units.ksplit > 1;
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  if (Status ok = launch(options, gemm_f16_mma<T>, dim3(static_cast<unsigned>(blocks)), dim3(T::THREADS),
+                         T::SHARED_BYTES, stream, weights, acts, split ? workspace : out,
+                         split ? GemmEpilogue{} : epilogue, static_cast<int>(s.nt), static_cast<int>(s.od),
+                         static_cast<int>(s.id), units);
+      !ok.ok() || !split) {
+    return ok;
+  }
+  return launch_split_k_reduce(workspace, out, epilogue, units.ksplit, s.nt, s.od, stream, true);
+}
+
+}  // namespace ladder
