@@ -74,6 +74,20 @@ class Drawing(unittest.TestCase):
         self.assertEqual((roofs.measured_gbps, roofs.spec_gbps), (None, 4800.0))
         self.assertEqual(len(roofs.peaks), 4)
 
+    def test_crossovers_are_where_the_fastest_changes(self):
+        def record(rung, nt, time):
+            return {"rung": rung, "shape": {"nt": nt}, "time_ns": {"median": time}, "executor": "gpu"}
+
+        few, many = ("a", (1.0, 2.0, 9.0, 80.0)), ("b", (5.0, 5.0, 5.0, 6.0))
+        records = [
+            record(name, nt, t) for name, times in (few, many) for nt, t in zip((1, 8, 64, 512), times, strict=True)
+        ]
+        (change,) = self.plots.crossovers(records)
+        self.assertEqual(change[2:], (8, 64))
+        self.assertIn("a", change[0])
+        self.assertIn("b", change[1])
+        self.assertEqual(self.plots.crossovers(records[:4]), [])
+
     def test_nothing_to_draw_says_what_there_is(self):
         for change, words in (
             ({"device": "other"}, "no timed records"),

@@ -126,9 +126,7 @@ class Weave(ProjectCase):
 
     def test_output(self):
         self.build()
-        self.assert_woven(
-            'output("build/chapters/fake --layers")', "$ build/chapters/fake --layers", '"od": 3584'
-        )
+        self.assert_woven('output("build/chapters/fake --layers")', "$ build/chapters/fake --layers", '"od": 3584')
 
     def test_plot(self):
         self.record_all()

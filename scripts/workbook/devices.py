@@ -57,7 +57,15 @@ PEAK_RUNGS = {
     "roof_dp4a": "dp4a",
     "roof_mma_f16": "mma_f16",
     "roof_mma_s8": "mma_s8",
+    "roof_wgmma_f16": "mma_f16",
     "roof_int8_dot": "dp4a",
+}
+# Probes whose measured ceiling is not called what the datasheet's is.
+PROBE_TITLES = {
+    "roof_mma_f16": "f16 mma.sync",
+    "roof_mma_s8": "int8 mma.sync",
+    "roof_wgmma_f16": "f16 wgmma",
+    "roof_int8_dot": "int8 dot",
 }
 
 

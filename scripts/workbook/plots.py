@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import textwrap
@@ -87,7 +88,7 @@ def roofs_of(device: str, lines: Iterable[Line]) -> Roofs:
             found.measured_gbps = max(found.measured_gbps or 0, record["gbps"])
         name = devices.PEAK_RUNGS.get(record["rung"])
         if name and "gops" in record:
-            title = "int8 dot" if record["rung"] == "roof_int8_dot" else devices.PEAK_TITLES[name]
+            title = devices.PROBE_TITLES.get(record["rung"], devices.PEAK_TITLES[name])
             old = measured.get(title)
             if old is None or record["gops"] > old.gops:
                 measured[title] = Ceiling(title, record["gops"], record["work"]["unit"], "measured")
@@ -547,6 +548,10 @@ def intensity(choice: Choice) -> Figure:
             )
         axes.set_yscale("log")
         _log_axis(axes.yaxis)
+    changes = crossovers(line.record for line in choice.points)
+    for axes in (middle, bottom):
+        for _, _, left, right in changes:
+            axes.axvline(math.sqrt(left * right), color="#999999", linestyle="--", linewidth=0.9, zorder=0)
     middle.set_ylabel(f"time, {unit}")
     bottom.set_ylabel(f"time per token row, {unit}")
     bottom.set_xlabel("nt, token rows")
@@ -555,8 +560,26 @@ def intensity(choice: Choice) -> Figure:
     middle.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=8.5)
     figure.suptitle(f"Intensity and time against nt: {_device_title(choice.device)}, {choice.layer}", x=0.10, ha="left")
     notes = ["Below a ridge a kernel waits for memory, above it for arithmetic. Bands are quartiles."]
+    if changes:
+        told = ", ".join(f"{winner} from nt {right}" for _, winner, _, right in changes)
+        notes.append(f"Dashed: another rung becomes the fastest. {changes[0][0]} at first, then {told}.")
     _caption(figure, choice, notes + _invalid_notes(choice))
     return figure
+
+
+def crossovers(records: Iterable[Record]) -> list[tuple[str, str, int, int]]:
+    """Where another series becomes the fastest: (before, after, last nt of before, first nt of after), by nt."""
+    best: dict[int, Record] = {}
+    for record in records:
+        nt = record["shape"]["nt"]
+        if nt not in best or record["time_ns"]["median"] < best[nt]["time_ns"]["median"]:
+            best[nt] = record
+    rows = sorted(best)
+    return [
+        (_series(best[left]), _series(best[right]), left, right)
+        for left, right in itertools.pairwise(rows)
+        if _series(best[left]) != _series(best[right])
+    ]
 
 
 def _intensity_panel(axes: Axes, choice: Choice, roofs: Roofs) -> None:
