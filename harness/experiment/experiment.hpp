@@ -58,7 +58,8 @@ class Operands {
     for (int i = 0; i < sets; ++i) {
       if (i == 0 || form.layout == nullptr) blocks_.emplace_back(bytes, "weights");
       if (form.layout != nullptr) laid_out_.emplace_back(form.layout->bytes(form.type, shape), "weights");
-      if (i == 0 || !(quantized() || halves())) acts_.emplace_back(count(shape.nt, shape.id), "acts");
+      if (i == 0 || form.acts == ActivationFormat::f32 || form.acts == ActivationFormat::f32_q8)
+        acts_.emplace_back(count(shape.nt, shape.id), "acts");
       if (quantized() && (i == 0 || !planes()))
         q8_.emplace_back(count(shape.nt, shape.id / kQ8ActsPerBlock), "acts");
       if (planes()) planes_.emplace_back(plane_bytes(), "acts");
@@ -74,6 +75,7 @@ class Operands {
   ActsPointer acts(int set) {
     if (planes()) return at(planes_, set).data();
     if (halves()) return at(halves_, set).data();
+    if (form_.acts == ActivationFormat::f32_q8) return at(acts_, set).data();
     if (quantized()) return at(q8_, set).data();
     return at(acts_, set).data();
   }
@@ -93,7 +95,12 @@ class Operands {
     }
     for (GuardedBuffer<float>& a : acts_) fill(a.data(), a.size(), acts_kind, seed + 1, stream);
     stream.synchronize();
-    if (quantized()) quantize_acts(kind == FillKind::small_int, stream);
+    if (form_.acts == ActivationFormat::f32_q8) {
+      if (kind == FillKind::small_int) make_scales_one();
+      quantize_acts(false, stream);
+    } else if (quantized()) {
+      quantize_acts(kind == FillKind::small_int, stream);
+    }
     if (halves()) round_acts();
   }
 
@@ -142,7 +149,9 @@ class Operands {
     if (!b.download(host)) throw DeviceError("a guard band of the operands changed");
     return host;
   }
-  bool quantized() const { return form_.acts == ActivationFormat::pad40 || planes(); }
+  bool quantized() const {
+    return form_.acts == ActivationFormat::pad40 || form_.acts == ActivationFormat::f32_q8 || planes();
+  }
   bool planes() const {
     return form_.acts == ActivationFormat::planes40 || form_.acts == ActivationFormat::pad40_t;
   }
@@ -153,6 +162,14 @@ class Operands {
     if (form_.acts == ActivationFormat::planes40) return tile_acts::bytes(shape_.nt, shape_.id);
     const Q8ActsPlanes p = q8_acts_planes(shape_.nt, shape_.id);
     return p.codes + p.scales * sizeof(std::uint32_t);
+  }
+
+  /// Puts 127 first in every block of activations, so that its scale is 1 and its codes are the numbers themselves.
+  void make_scales_one() {
+    std::vector<float> acts = download(acts_[0]);
+    for (std::size_t i = 0; i < acts.size(); i += kQ8ActsPerBlock)
+      acts[i] = acts[i] < 0.0f ? -127.0f : 127.0f;
+    for (GuardedBuffer<float>& a : acts_) a.upload(acts);
   }
 
   /// Rounds acts_[0] to f16, for all sets, and keeps there what became of it: kernels and reference see the same numbers.

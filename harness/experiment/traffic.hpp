@@ -14,6 +14,7 @@ namespace ladder {
 /// How the activation rows are stored when the kernel reads them.
 enum class ActivationFormat {
   f32,        ///< 4 bytes an element
+  f32_q8,     ///< the same, and the kernel itself makes int8 blocks of them: the result is that of pad40
   f16,        ///< 2 bytes an element
   pad40,      ///< int8 blocks of 32 with scale and sum, 40 bytes a block
   planes40,   ///< the same 40 bytes a block in two planes (kernels/mmvq/tile_acts.cuh)
@@ -30,6 +31,7 @@ constexpr double weight_bytes(WeightType t, long long od, long long id) {
 constexpr double activation_bytes(ActivationFormat f, long long nt, long long id) {
   switch (f) {
     case ActivationFormat::f32:
+    case ActivationFormat::f32_q8:
       return 4.0 * static_cast<double>(nt) * static_cast<double>(id);
     case ActivationFormat::f16:
     case ActivationFormat::f16_tiles:
