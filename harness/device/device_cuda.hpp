@@ -230,8 +230,9 @@ class Timer {
 
 /// How a kernel is launched when the plain way is not enough.
 struct LaunchOptions {
-  bool cooperative = false;   ///< all blocks resident at once; needed for a grid-wide barrier
-  bool programmatic = false;  ///< may start before its predecessor in the stream ends (sm_90 and later)
+  bool cooperative = false;     ///< all blocks resident at once; needed for a grid-wide barrier
+  bool programmatic = false;    ///< may start before its predecessor in the stream ends (sm_90 and later)
+  unsigned cluster_blocks = 1;  ///< blocks of a cluster, along x; grid.x is a multiple (sm_90 and later)
 };
 
 /// Starts `kernel` with the arguments converted to its parameter types. Returns an error that names the
@@ -254,7 +255,7 @@ Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid
           e, detail::kernel_name(address) + ": " + std::to_string(shared_bytes) + " bytes of shared memory"));
     }
   }
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   unsigned count = 0;
   if (options.cooperative) {
     attributes[count].id = cudaLaunchAttributeCooperative;
@@ -263,6 +264,12 @@ Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid
   if (options.programmatic) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (options.cluster_blocks > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = options.cluster_blocks;
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

@@ -162,8 +162,9 @@ class Timer {
 
 /// How a kernel is launched when the plain way is not enough.
 struct LaunchOptions {
-  bool cooperative = false;   ///< needs all blocks resident at once: refused here
-  bool programmatic = false;  ///< may start before its predecessor ends: here it never does
+  bool cooperative = false;     ///< needs all blocks resident at once: refused here
+  bool programmatic = false;    ///< may start before its predecessor ends: here it never does
+  unsigned cluster_blocks = 1;  ///< blocks of a cluster, along x: more than 1 is refused here
 };
 
 namespace detail {
@@ -214,6 +215,11 @@ Status launch(const LaunchOptions& options, void (*kernel)(Params...), dim3 grid
     return Status::error(
         "a cooperative launch needs a GPU: the emulator runs blocks one after the other, and a "
         "grid-wide barrier would never be reached by all of them");
+  }
+  if (options.cluster_blocks > 1) {
+    return Status::error(
+        "a launch of clusters needs a GPU of compute capability 9.0: the emulator runs blocks one "
+        "after the other");
   }
   auto run = [kernel, grid, block, shared_bytes,
               arguments = typename Call::Arguments(static_cast<Params>(std::forward<Args>(args))...)] {

@@ -1,10 +1,9 @@
 // Clusters: a few neighbouring blocks that run at the same time and reach each other's shared memory.
 //
-// USE     a kernel with __cluster_dims__(n, 1, 1) and a grid that is a multiple of n; block blockIdx.x is number
-//         blockIdx.x % n of its cluster. cluster_barrier() before the first access to another block's shared
-//         memory (its barriers exist from then on) and after the last (nobody ends while others still reach
-//         it). mbarrier_arrive_in(b, block): an arrival at the barrier that lies at the place of `b` in
-//         another block.
+// USE     launch with LaunchOptions::cluster_blocks = n and a grid that is a multiple of n; block blockIdx.x is
+//         number blockIdx.x % n of its cluster. cluster_barrier() before the first access to another block's
+//         shared memory (its barriers exist from then on) and after the last (nobody ends while others still
+//         reach it).
 // ERRORS  there is no emulated body: on the emulator and below sm_90 the kernel ends with an error.
 // SOURCE  PTX ISA, "barrier.cluster", "mapa", "mbarrier.arrive" with .shared::cluster.
 #pragma once
@@ -40,19 +39,39 @@ __device__ __forceinline__ unsigned cluster_block() {
 #endif
 }
 
-/// One arrival at a barrier of block `block` of this cluster (this block itself is allowed).
-/// @param b the same barrier of this block: the other one lies at its place
-__device__ __forceinline__ void mbarrier_arrive_in(std::uint64_t* b, unsigned block) {
+/// The address, for the functions below, of what lies in another block of the cluster (or in this one) where
+/// `p` lies in this block's shared memory.
+__device__ __forceinline__ std::uint32_t shared_address_in(unsigned block, const void* p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .b32 there;\n\t"
-      "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n\t}" ::"r"(shared_address(b)),
-      "r"(block)
-      : "memory");
+  std::uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(block));
+  return there;
 #else
-  (void)b, (void)block;
+  (void)block, (void)p;
+  needs_sm90("mapa");
+  return 0;
+#endif
+}
+
+/// One arrival at the mbarrier at `address`.
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t address) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+#else
+  (void)address;
   needs_sm90("mbarrier in a cluster");
+#endif
+}
+
+/// Writes 16 bytes at `address`, a multiple of 16. Visible to its block after a cluster_barrier().
+__device__ __forceinline__ void store_at(std::uint32_t address, float4 v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
+#else
+  (void)address, (void)v;
+  needs_sm90("stores in a cluster");
 #endif
 }
 

@@ -2,7 +2,7 @@
 // other things.
 //
 // SHAPE   D[64][N] (f32) += A[64][16] . B[N][16]^T, both f16 with k contiguous, as weights are stored; N is 8,
-//         16, 32, 64, 96, 128, 192 or 256.
+//         16, 32, 64, 96, 128, 160, 192, 224 or 256.
 // LAYOUT  of D, for lane 0..31 of warp 0..3 of the four, d[N / 2] registers:
 //           d[i]  row 16 * warp + lane / 4 + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 * (lane % 4) + i % 2
 //         of A in registers, a[4], two halves each, the lower k in the lower half:
@@ -165,16 +165,21 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 #define LADDER_NAMES_48 LADDER_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define LADDER_NAMES_60 LADDER_NAMES_40 ", " LADDER_TEN(4) ", " LADDER_TEN(5)
 #define LADDER_NAMES_64 LADDER_NAMES_60 ", %60, %61, %62, %63"
-#define LADDER_NAMES_90 LADDER_NAMES_60 ", " LADDER_TEN(6) ", " LADDER_TEN(7) ", " LADDER_TEN(8)
+#define LADDER_NAMES_80 LADDER_NAMES_60 ", " LADDER_TEN(6) ", " LADDER_TEN(7)
+#define LADDER_NAMES_90 LADDER_NAMES_80 ", " LADDER_TEN(8)
 #define LADDER_NAMES_96 LADDER_NAMES_90 ", %90, %91, %92, %93, %94, %95"
-#define LADDER_NAMES_128 LADDER_NAMES_90 ", " LADDER_TEN(9) ", " LADDER_TEN(10) ", " LADDER_TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define LADDER_NAMES_110 LADDER_NAMES_90 ", " LADDER_TEN(9) ", " LADDER_TEN(10)
+#define LADDER_NAMES_112 LADDER_NAMES_110 ", %110, %111"
+#define LADDER_NAMES_128 LADDER_NAMES_110 ", " LADDER_TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define LADDER_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LADDER_SUMS_8(i) LADDER_SUMS_4(i), LADDER_SUMS_4(i + 4)
 #define LADDER_SUMS_16(i) LADDER_SUMS_8(i), LADDER_SUMS_8(i + 8)
 #define LADDER_SUMS_32(i) LADDER_SUMS_16(i), LADDER_SUMS_16(i + 16)
 #define LADDER_SUMS_48(i) LADDER_SUMS_32(i), LADDER_SUMS_16(i + 32)
 #define LADDER_SUMS_64(i) LADDER_SUMS_32(i), LADDER_SUMS_32(i + 32)
+#define LADDER_SUMS_80(i) LADDER_SUMS_64(i), LADDER_SUMS_16(i + 64)
 #define LADDER_SUMS_96(i) LADDER_SUMS_64(i), LADDER_SUMS_32(i + 64)
+#define LADDER_SUMS_112(i) LADDER_SUMS_96(i), LADDER_SUMS_16(i + 96)
 #define LADDER_SUMS_128(i) LADDER_SUMS_64(i), LADDER_SUMS_64(i + 64)
 // R = N / 2 registers of d; the operands behind them have the numbers p, q, ... After the predicate: neither
 // operand negated; then, for each operand in shared memory, not transposed.
@@ -193,7 +198,8 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 // clang-format on
 
 template <int N>
-concept WgmmaColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256;
+concept WgmmaColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 ||
+                       N == 192 || N == 224 || N == 256;
 
 /// Starts D[64][N] += A . B^T over 16 k, both operands in shared memory.
 /// @param a, b descriptors @param d this lane's part of D, [N / 2]
@@ -208,7 +214,9 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
   if constexpr (N == 64) LADDER_WGMMA_SHARED(64, 32, 32, 33, 34);
   if constexpr (N == 96) LADDER_WGMMA_SHARED(96, 48, 48, 49, 50);
   if constexpr (N == 128) LADDER_WGMMA_SHARED(128, 64, 64, 65, 66);
+  if constexpr (N == 160) LADDER_WGMMA_SHARED(160, 80, 80, 81, 82);
   if constexpr (N == 192) LADDER_WGMMA_SHARED(192, 96, 96, 97, 98);
+  if constexpr (N == 224) LADDER_WGMMA_SHARED(224, 112, 112, 113, 114);
   if constexpr (N == 256) LADDER_WGMMA_SHARED(256, 128, 128, 129, 130);
 #else
   (void)d, (void)a, (void)b, (void)accumulate;
@@ -229,7 +237,9 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
   if constexpr (N == 64) LADDER_WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37);
   if constexpr (N == 96) LADDER_WGMMA_REGISTERS(96, 48, 48, 49, 50, 51, 52, 53);
   if constexpr (N == 128) LADDER_WGMMA_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69);
+  if constexpr (N == 160) LADDER_WGMMA_REGISTERS(160, 80, 80, 81, 82, 83, 84, 85);
   if constexpr (N == 192) LADDER_WGMMA_REGISTERS(192, 96, 96, 97, 98, 99, 100, 101);
+  if constexpr (N == 224) LADDER_WGMMA_REGISTERS(224, 112, 112, 113, 114, 115, 116, 117);
   if constexpr (N == 256) LADDER_WGMMA_REGISTERS(256, 128, 128, 129, 130, 131, 132, 133);
 #else
   (void)d, (void)a, (void)b, (void)accumulate;
@@ -247,8 +257,11 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
 #undef LADDER_NAMES_48
 #undef LADDER_NAMES_60
 #undef LADDER_NAMES_64
+#undef LADDER_NAMES_80
 #undef LADDER_NAMES_90
 #undef LADDER_NAMES_96
+#undef LADDER_NAMES_110
+#undef LADDER_NAMES_112
 #undef LADDER_NAMES_128
 #undef LADDER_SUMS_4
 #undef LADDER_SUMS_8
@@ -256,7 +269,9 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
 #undef LADDER_SUMS_32
 #undef LADDER_SUMS_48
 #undef LADDER_SUMS_64
+#undef LADDER_SUMS_80
 #undef LADDER_SUMS_96
+#undef LADDER_SUMS_112
 #undef LADDER_SUMS_128
 #undef LADDER_TEN
 
