@@ -1,0 +1,661 @@
+// RUNG      attention_decode: one token; the cache is split over the GPU, and the heads of a group share what is read.
+// PREV      attention_f32: a head's block is alone with its positions, and each key is fetched heads/kv_heads times
+// COMPUTES  with p = *position: keys[p] = rotated k, values[p] = v, and for every head h, g = h / (heads/kv_heads),
+//           out[h] = sum over i <= p of softmax_i(rotated q[h] . keys[i][g] / sqrt(head_dim)) * values[i][g]
+// LAYOUT    q, k, v, out row-major f32; caches f16 or f32 [context][kv_heads][head_dim]; planes as tile_acts.cuh, nt = 1
+// MAP       grid(splits, groups of up to 8 heads) block(256): block -> a piece of the positions, warp -> 16 of them at a
+//           time. Tensor cores multiply q (rows 0..7) and what rounding took from it (rows 8..15) with 8 keys, and 16
+//           elements of values with the weights of 8 heads. The block that comes last brings the pieces together
+// NEEDS     head_dim 64 or 128, heads a multiple of kv_heads, pointers at multiples of 16 bytes: checked by the launcher,
+//           and said in its error. *position below context
+// TRAFFIC   caches 2*(p+1)*kv_length*element B, once; pieces 4*heads*head_dim B each, written and read again (in L2)
+//           WORK 4*heads*head_dim*(p+1) FLOP, twice that on tensor cores for the second half of the operands
+// LOOK FOR  SASS: LDG.E.128 of keys and values before the first HMMA, no LDSM and no SHFL to bring an operand into place;
+//           ATOMG once a block
+// EXPECT    at short contexts the time of a launch and some trips to L2; at long ones what the cache's bytes cost. An f32
+//           cache is multiplied without tensor cores, which cannot hold it, and costs more
+// BUILD     part of the engine of chapters/09-qwen and of chapters/08-around-the-matmul; tested by
+//           kernels/attention/test_attention_decode.cpp
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "harness/device/device.hpp"
+#include "kernels/device/cuda.cuh"
+#include "kernels/device/mma.cuh"
+#include "kernels/device/pdl.cuh"
+#include "kernels/device/reduce.cuh"
+#include "kernels/elementwise/rope_store.cuh"
+#include "kernels/mmvq/tile_acts.cuh"
+
+namespace ladder {
+
+/// What attention_decode works on. All in device memory.
+template <class KV>
+struct AttentionDecode {
+  const float* q = nullptr;                          ///< [heads][head_dim] of the new token, not rotated
+  const float *k = nullptr, *v = nullptr;            ///< [kv_heads][head_dim] of it, k not rotated
+  const float *cosines = nullptr, *sines = nullptr;  ///< [context][head_dim/2]
+  KV *keys = nullptr, *values = nullptr;  ///< [context][kv_heads][head_dim]; row *position is written
+  const int* position = nullptr;          ///< of the new token; read when the kernel runs
+  float* out = nullptr;                   ///< [heads][head_dim], or null
+  unsigned char* planes = nullptr;        ///< the same as int8 (tile_acts.cuh, nt = 1), or null
+  unsigned char* workspace = nullptr;     ///< attention_decode_workspace() bytes, zero before the first use
+  HeadShape shape{};
+  int context = 0;  ///< rows of the caches
+  /// *position, and the rows of the caches below it, were there before the last launch that was not programmatic: they
+  /// may be read before the kernel before this one has ended.
+  bool early = false;
+};
+
+/// How the work is cut. Depends on the device and the shape, and for a shorter context only in what is never used: a
+/// result has the same bits whatever the context's size, and one recording serves every position.
+struct AttentionDecodePlan {
+  int groups_per_kv = 0;  ///< groups of at most eight heads that share a key and value head
+  int heads = 0;          ///< of a group; the last one of a key head may have fewer
+  int groups = 0;         ///< of all
+  int splits = 0;         ///< pieces at most
+  int alone = 0;          ///< positions that one block takes without splitting
+  int least = 0;          ///< positions of a piece, at least
+};
+
+namespace attention_decode_detail {
+
+inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
+inline constexpr int kTile = 16;  // positions that a warp takes at a time
+inline constexpr int kHeads = 8;  // of a group: columns of an mma instruction
+inline constexpr int kAlone = 256, kLeast = 128;
+/// Weights are at most 2^14 when they are rounded to f16: what is 2^-28 of the largest still has all its digits.
+inline constexpr float kWeightUnit = 16384.0f;
+
+/// Positions of a piece: no more pieces than splits, whole tiles.
+__host__ __device__ constexpr int piece(int positions, const AttentionDecodePlan& plan) {
+  if (positions <= plan.alone) return plan.alone;
+  const int even = ((positions + plan.splits - 1) / plan.splits + kTile - 1) / kTile * kTile;
+  return even > plan.least ? even : plan.least;
+}
+
+/// 2^x of a difference from the largest score; 0 for a score of -infinity even where nothing is larger.
+__device__ __forceinline__ float weight_of(float score, float highest) {
+  return score == -INFINITY ? 0.0f : exp2f(score - highest);
+}
+
+__device__ __forceinline__ unsigned pack_halves(float a, float b) {
+  return static_cast<unsigned>(__half_as_ushort(__float2half_rn(a))) |
+         static_cast<unsigned>(__half_as_ushort(__float2half_rn(b))) << 16;
+}
+/// What rounding to f16 takes from v, rounded itself.
+__device__ __forceinline__ float half_rest(float v) { return v - __half2float(__float2half_rn(v)); }
+
+// ANCHOR: rotate
+/// Eight neighbouring pairs (i, i + half) of a row, rotated by the angles at `c` and `s`.
+__device__ __forceinline__ void rotate8(const float* row, const float* c, const float* s, int half,
+                                        float (&low)[8], float (&high)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float a = row[i], b = row[i + half];
+    low[i] = a * c[i] - b * s[i];
+    high[i] = b * c[i] + a * s[i];
+  }
+}
+// ANCHOR_END: rotate
+
+/// Queries of a group in shared memory, ready to be multiplied: f16 in two parts, each head times a power of two that
+/// brings its largest element to 2^12, so that neither part leaves the range of f16.
+template <class KV, int HD>
+struct Queries {
+  static constexpr int kStride =
+      HD + 32;  // halves: rows 64 bytes apart in the banks, so that eight lanes never meet
+  __align__(16) __half high[kHeads * kStride], rest[kHeads * kStride];
+  float factor[kHeads];  // what a product is times to be a score in powers of two
+
+  __device__ __forceinline__ void set(int head, int i, float v, float up) {
+    const float x = v * up;
+    high[head * kStride + i] = __float2half_rn(x);
+    rest[head * kStride + i] = __float2half_rn(half_rest(x));
+  }
+};
+template <int HD>
+struct Queries<float, HD> {
+  static constexpr int kStride = HD + 4;
+  __align__(16) float row[kHeads * kStride], newest_key[HD], newest_value[HD];
+  float factor[kHeads];
+
+  __device__ __forceinline__ void set(int head, int i, float v, float up) {
+    row[head * kStride + i] = v * up;
+  }
+};
+
+/// Sixteen positions as a warp multiplies them. With group = lane / 4 (0..7), member = lane % 4:
+///   scores   a lane has those of head `group` at positions 4 * member .. 4 * member + 3
+///   sums     a lane has those of heads 2 * member and 2 * member + 1, elements 64 * u + 8 * group .. + 7
+/// so the scores of a lane are, in this order, the words of an mma's B operand, and nothing has to change lanes.
+template <class KV, int HD>
+struct Tile;
+
+// ANCHOR: tile_f16
+template <int HD>
+struct Tile<__half, HD> {
+  uint4 key[2][HD / 32];    // of rows 4 * (group / 2) + group % 2 and + 2: elements 32 * c + 8 * member ..
+  uint4 value[4][HD / 64];  // of rows 4 * member + r: elements 64 * u + 8 * group ..
+
+  static __device__ __forceinline__ int key_row(int group, int t) {
+    return 4 * (group / 2) + 2 * t + group % 2;
+  }
+
+  /// Rows of positions below `end`; the others are zero. @param keys of the head, row `first`
+  __device__ __forceinline__ void load_keys(const __half* keys, int first, int end, long long stride,
+                                            int lane) {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const int row = key_row(lane / 4, t);
+      const bool there = first + row < end;
+#pragma unroll
+      for (int c = 0; c < HD / 32; ++c) {
+        key[t][c] = make_uint4(0, 0, 0, 0);
+        if (there) key[t][c] = *reinterpret_cast<const uint4*>(keys + row * stride + 32 * c + 8 * (lane % 4));
+      }
+    }
+  }
+  __device__ __forceinline__ void load_values(const __half* values, int first, int end, long long stride,
+                                              int lane) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = 4 * (lane % 4) + r;
+      const bool there = first + row < end;
+#pragma unroll
+      for (int u = 0; u < HD / 64; ++u) {
+        value[r][u] = make_uint4(0, 0, 0, 0);
+        if (there)
+          value[r][u] = *reinterpret_cast<const uint4*>(values + row * stride + 64 * u + 8 * (lane / 4));
+      }
+    }
+  }
+  static __device__ __forceinline__ uint4 pack8(const float (&v)[8]) {
+    return make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]),
+                      pack_halves(v[6], v[7]));
+  }
+  /// The new token's row, from where it was computed; and into the caches.
+  __device__ __forceinline__ void put_newest(Queries<__half, HD>&, const float* k, const float* v,
+                                             const float* cosines, const float* sines, __half* keys,
+                                             __half* values, int row, long long stride, bool store,
+                                             int lane) {
+    const int group = lane / 4, member = lane % 4;
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      if (key_row(group, t) != row) continue;
+#pragma unroll
+      for (int c = 0; c < HD / 64; ++c) {
+        float low[8], high[8];
+        const int i = 32 * c + 8 * member;
+        rotate8(k + i, cosines + i, sines + i, HD / 2, low, high);
+        key[t][c] = pack8(low);
+        key[t][c + HD / 64] = pack8(high);
+        if (store) {
+          *reinterpret_cast<uint4*>(keys + row * stride + i) = key[t][c];
+          *reinterpret_cast<uint4*>(keys + row * stride + i + HD / 2) = key[t][c + HD / 64];
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (4 * member + r != row) continue;
+#pragma unroll
+      for (int u = 0; u < HD / 64; ++u) {
+        float x[8];
+        const int i = 64 * u + 8 * group;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = v[i + e];
+        value[r][u] = pack8(x);
+        if (store) *reinterpret_cast<uint4*>(values + row * stride + i) = value[r][u];
+      }
+    }
+  }
+  /// Products of the lane's head with four keys.
+  __device__ __forceinline__ void multiply(const Queries<__half, HD>& q, const __half*, int, int, long long,
+                                           int lane, float (&product)[4]) const {
+    float d[2][2][4] = {};  // two sums each, so that no instruction waits for the one before
+#pragma unroll
+    for (int c = 0; c < HD / 32; ++c) {
+      const int at = lane / 4 * q.kStride + 32 * c + 8 * (lane % 4);
+      const uint4 h = *reinterpret_cast<const uint4*>(q.high + at),
+                  l = *reinterpret_cast<const uint4*>(q.rest + at);
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        mma_m16n8k16_f16(d[t][0], {h.x, l.x, h.y, l.y}, {key[t][c].x, key[t][c].y});
+        mma_m16n8k16_f16(d[t][1], {h.z, l.z, h.w, l.w}, {key[t][c].z, key[t][c].w});
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int t = i / 2, j = i % 2;
+      product[i] = (d[t][0][j] + d[t][1][j]) + (d[t][0][2 + j] + d[t][1][2 + j]);
+    }
+  }
+  /// sums += values * weights. @param weight of the lane's head at its four positions
+  __device__ __forceinline__ void add(const Queries<__half, HD>&, float (&sum)[HD / 16][4],
+                                      const float (&weight)[4], const __half*, int, int, long long,
+                                      int) const {
+    const std::uint32_t high[2] = {pack_halves(weight[0], weight[1]), pack_halves(weight[2], weight[3])};
+    const std::uint32_t rest[2] = {pack_halves(half_rest(weight[0]), half_rest(weight[1])),
+                                   pack_halves(half_rest(weight[2]), half_rest(weight[3]))};
+#pragma unroll
+    for (int u = 0; u < HD / 64; ++u) {
+#pragma unroll
+      for (int j = 0; j < 4;
+           ++j) {  // row `group` of A: element 2 * j of the lane's eight, row `group` + 8: 2 * j + 1
+        const unsigned x[4] = {word(value[0][u], j), word(value[1][u], j), word(value[2][u], j),
+                               word(value[3][u], j)};
+        const std::uint32_t a[4] = {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632),
+                                    __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[2], x[3], 0x7632)};
+        mma_m16n8k16_f16(sum[4 * u + j], a, high);
+        mma_m16n8k16_f16(sum[4 * u + j], a, rest);
+      }
+    }
+  }
+  static __device__ __forceinline__ unsigned word(const uint4& v, int j) {
+    return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;
+  }
+};
+// ANCHOR_END: tile_f16
+
+/// An f32 cache: no tensor core takes its elements whole, so lanes multiply, and read each key where they need it.
+template <int HD>
+struct Tile<float, HD> {
+  int newest = -1;  // the new token's place in the tile, if it has one: its row is in shared memory
+
+  __device__ __forceinline__ void load_keys(const float*, int, int, long long, int) {}
+  __device__ __forceinline__ void load_values(const float*, int, int, long long, int) {}
+  __device__ __forceinline__ void put_newest(Queries<float, HD>& q, const float* k, const float* v,
+                                             const float* cosines, const float* sines, float* keys,
+                                             float* values, int row, long long stride, bool store, int lane) {
+    newest = row;
+    for (int i = lane; i < HD / 2; i += 32) {
+      const float a = k[i], b = k[i + HD / 2];
+      q.newest_key[i] = a * cosines[i] - b * sines[i];
+      q.newest_key[i + HD / 2] = b * cosines[i] + a * sines[i];
+    }
+    for (int i = lane; i < HD; i += 32) q.newest_value[i] = v[i];
+    __syncwarp();  // the row is written before other lanes read it
+    for (int i = lane; i < HD && store; i += 32) {
+      keys[row * stride + i] = q.newest_key[i];
+      values[row * stride + i] = q.newest_value[i];
+    }
+  }
+  __device__ __forceinline__ void multiply(const Queries<float, HD>& q, const float* keys, int first, int end,
+                                           long long stride, int lane, float (&product)[4]) const {
+    const int row = 4 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) product[i] = 0.0f;
+    for (int e = 0; e < HD; e += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(q.row + lane / 4 * q.kStride + e);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (first + row + i >= end) continue;
+        const float4 y = *reinterpret_cast<const float4*>(row + i == newest ? q.newest_key + e
+                                                                            : keys + (row + i) * stride + e);
+        product[i] += (x.x * y.x + x.y * y.y) + (x.z * y.z + x.w * y.w);
+      }
+    }
+  }
+  __device__ __forceinline__ void add(const Queries<float, HD>& q, float (&sum)[HD / 16][4],
+                                      const float (&weight)[4], const float* values, int first, int end,
+                                      long long stride, int lane) const {
+    const int group = lane / 4, member = lane % 4;
+#pragma unroll
+    for (int row = 0; row < kTile; ++row) {
+      const float a = __shfl_sync(kAllLanes, weight[row % 4], 8 * member + row / 4);
+      const float b = __shfl_sync(kAllLanes, weight[row % 4], 8 * member + 4 + row / 4);
+      if (first + row >= end) continue;
+      const float* from = row == newest ? q.newest_value : values + row * stride;
+#pragma unroll
+      for (int u = 0; u < HD / 64; ++u) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float4 x = *reinterpret_cast<const float4*>(from + 64 * u + 8 * group + 4 * half);
+          float(&even)[4] = sum[4 * u + 2 * half];
+          float(&odd)[4] = sum[4 * u + 2 * half + 1];
+          even[0] += a * x.x, even[1] += b * x.x, even[2] += a * x.y, even[3] += b * x.y;
+          odd[0] += a * x.z, odd[1] += b * x.z, odd[2] += a * x.w, odd[3] += b * x.w;
+        }
+      }
+    }
+  }
+};
+
+/// What the warps of a block bring together, and the blocks of a head.
+template <int HD>
+struct Sums {
+  static constexpr int kStride = HD + 4;  // floats
+  __align__(16) float of_warp[kWarps][kHeads][kStride];
+  float highest[kWarps][kHeads], total[kWarps][kHeads];
+};
+
+template <class KV, int HD>
+__global__ void __launch_bounds__(kThreads, 2)
+    attention_decode(const float* q,                     // [heads][HD]
+                     const float* k,                     // [kv_heads][HD]
+                     const float* v,                     // [kv_heads][HD]
+                     const float* __restrict__ cosines,  // [context][HD/2]
+                     const float* __restrict__ sines,    // [context][HD/2]
+                     KV* keys,                           // [context][kv_heads][HD]
+                     KV* values,                         // [context][kv_heads][HD]
+                     const int* position, float* out,    // [heads][HD] or null
+                     unsigned char* planes,              // or null
+                     unsigned* arrived,                  // [groups]
+                     float* pieces,                      // [groups][splits][kHeads][HD]
+                     float2* stats,                      // [groups][splits][kHeads]
+                     HeadShape s, AttentionDecodePlan plan, float scale, bool early) {
+  __shared__ Queries<KV, HD> query;
+  __shared__ Sums<HD> sums;
+  __shared__ bool last;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int split = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
+  const int kv = group / plan.groups_per_kv;                  // 0..kv_heads-1
+  const int in_kv = group % plan.groups_per_kv * plan.heads;  // first head of the group in its key head's
+  const int of_kv = s.heads / s.kv_heads;                     // heads that share a key head
+  const int heads = min(plan.heads, of_kv - in_kv);           // of the group
+  const int head0 = kv * of_kv + in_kv;                       // first head of the group
+  const long long stride = s.kv_length();
+  const int half = HD / 2;
+  allow_next_kernel();
+  if (!early) wait_for_previous_kernel();
+
+  // 1. The piece of this block: positions begin .. end-1.
+  const int newest = *position, positions = newest + 1;
+  const int size = piece(positions, plan), active = (positions + size - 1) / size;
+  if (split >= active) return;
+  const int begin = split * size, end = min(begin + size, positions);
+  const int tiles = (end - begin + kTile - 1) / kTile;
+  KV* const my_keys = keys + begin * stride + kv * HD;  // [end-begin] rows, stride apart
+  KV* const my_values = values + begin * stride + kv * HD;
+  Tile<KV, HD> tile;
+  if (warp < tiles) {  // on its way while the kernel before ends; the newest row is not there yet
+    tile.load_keys(my_keys + kTile * warp * stride, begin + kTile * warp, newest, stride, lane);
+    tile.load_values(my_values + kTile * warp * stride, begin + kTile * warp, newest, stride, lane);
+  }
+  if (early) wait_for_previous_kernel();
+
+  // 2. Queries, rotated: a warp has a head, a lane one or two pairs of it.
+  constexpr int PAIRS = HD / 64;
+  const float* const angle_c = cosines + static_cast<long long>(newest) * half;  // [HD/2]
+  const float* const angle_s = sines + static_cast<long long>(newest) * half;
+  for (int head = warp; head < kHeads; head += kWarps) {
+    float low[PAIRS], high[PAIRS];
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      const int at = PAIRS * lane + i;
+      const float* row = q + (head0 + head) * HD + at;
+      const float a = head < heads ? row[0] : 0.0f, b = head < heads ? row[half] : 0.0f;
+      const float c = angle_c[at], d = angle_s[at];
+      low[i] = a * c - b * d;
+      high[i] = b * c + a * d;
+      largest =
+          max(largest, max(__float_as_uint(low[i]) & 0x7fffffffu, __float_as_uint(high[i]) & 0x7fffffffu));
+    }
+    int up = 0;  // the power of two
+    if constexpr (sizeof(KV) == sizeof(__half)) {
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2)
+        largest = max(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+      up = min(12 - (static_cast<int>(largest >> 23) - 127), 120);
+    }
+    const float times = __uint_as_float(static_cast<unsigned>(127 + up) << 23);
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      query.set(head, PAIRS * lane + i, low[i], times);
+      query.set(head, PAIRS * lane + i + half, high[i], times);
+    }
+    if (lane == 0) query.factor[head] = scale * __uint_as_float(static_cast<unsigned>(127 - up) << 23);
+  }
+  __syncthreads();  // queries are written before any warp multiplies them
+
+  // 3. Softmax in one pass, 16 positions at a time: running maximum, sum of the powers and weighted sum of the values.
+  float running = -INFINITY, total = 0.0f;  // of head lane / 4
+  float sum[HD / 16][4] = {};               // of heads 2 * member, 2 * member + 1
+  const float factor = query.factor[lane / 4];
+  for (int n = warp; n < tiles; n += kWarps) {
+    const int first = begin + kTile * n;
+    KV* const tile_keys = my_keys + kTile * n * stride;
+    KV* const tile_values = my_values + kTile * n * stride;
+    if (newest - first < kTile) {
+      tile.put_newest(query, k + kv * HD, v + kv * HD, angle_c, angle_s, tile_keys, tile_values,
+                      newest - first, stride, in_kv == 0, lane);
+    }
+    float score[4], highest = running;
+    tile.multiply(query, tile_keys, first, end, stride, lane, score);
+    const int next = kTile * kWarps;
+    tile.load_keys(tile_keys + next * stride, first + next, min(end, newest), stride, lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      score[i] = first + 4 * (lane % 4) + i < end ? score[i] * factor : -INFINITY;
+      highest = fmaxf(highest, score[i]);
+    }
+    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
+    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
+    const float shrink = weight_of(running, highest);
+    running = highest;
+    total *= shrink;
+    float weight[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weight[i] = weight_of(score[i], highest) * kWeightUnit;
+      total += weight[i];
+    }
+    const float even = __shfl_sync(kAllLanes, shrink, lane % 4 * 8);  // of the heads whose sums the lane has
+    const float odd = __shfl_sync(kAllLanes, shrink, lane % 4 * 8 + 4);
+#pragma unroll
+    for (int j = 0; j < HD / 16; ++j) {
+      sum[j][0] *= even, sum[j][1] *= odd, sum[j][2] *= even, sum[j][3] *= odd;
+    }
+    tile.add(query, sum, weight, tile_values, first, end, stride, lane);
+    tile.load_values(tile_values + next * stride, first + next, min(end, newest), stride, lane);
+  }
+
+  // 4. The warps' sums, brought to the common maximum and added in their order. A warp that had positions has a finite
+  //    maximum.
+  if (warp < tiles) {
+    total += __shfl_xor_sync(kAllLanes, total, 1);
+    total += __shfl_xor_sync(kAllLanes, total, 2);
+    if (lane % 4 == 0) {
+      sums.highest[warp][lane / 4] = running;
+      sums.total[warp][lane / 4] = total;
+    }
+#pragma unroll
+    for (int j = 0; j < HD / 16; ++j) {
+      const int at = j / 4 * 64 + lane / 4 * 8 + j % 4 * 2, head = lane % 4 * 2;
+      *reinterpret_cast<float2*>(&sums.of_warp[warp][head][at]) = make_float2(sum[j][0], sum[j][2]);
+      *reinterpret_cast<float2*>(&sums.of_warp[warp][head + 1][at]) = make_float2(sum[j][1], sum[j][3]);
+    }
+  }
+  __syncthreads();  // all sums are written before any is read
+  const int warps = min(kWarps, tiles);
+  const int fours = heads * HD / 4;  // of the group's outputs
+  const long long piece_at = static_cast<long long>(group) * plan.splits * kHeads;
+  constexpr int ROUNDS = (kHeads * HD / 4 + kThreads - 1) / kThreads;
+  float4 result[ROUNDS];
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int i = static_cast<int>(threadIdx.x) + r * kThreads;
+    result[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (i >= fours) continue;
+    const int head = i / (HD / 4), at = i % (HD / 4) * 4;
+    float highest = sums.highest[0][head], all = 0.0f;
+    for (int w = 1; w < warps; ++w) highest = fmaxf(highest, sums.highest[w][head]);
+    for (int w = 0; w < warps; ++w) {
+      const float weight = weight_of(sums.highest[w][head], highest);
+      const float4 x = *reinterpret_cast<const float4*>(&sums.of_warp[w][head][at]);
+      all += weight * sums.total[w][head];
+      result[r].x += weight * x.x;
+      result[r].y += weight * x.y;
+      result[r].z += weight * x.z;
+      result[r].w += weight * x.w;
+    }
+    if (active == 1) {
+      result[r] = make_float4(result[r].x / all, result[r].y / all, result[r].z / all, result[r].w / all);
+    } else {
+      const long long row = piece_at + split * kHeads + head;
+      *reinterpret_cast<float4*>(pieces + row * HD + at) = result[r];
+      if (at == 0) stats[row] = make_float2(highest, all);
+    }
+  }
+
+  // ANCHOR: last_block
+  // 5. The block that comes last adds the pieces in their order. The counter goes round to zero by itself.
+  if (active > 1) {
+    __threadfence();  // this thread's part of the piece is there before the block is counted
+    __syncthreads();  // and so are those of the others
+    if (threadIdx.x == 0) {
+      const auto most = static_cast<unsigned>(active - 1);
+      last = atomicInc(arrived + group, most) == most;
+    }
+    __syncthreads();  // `last` is known
+    if (!last) return;
+    __threadfence();
+    float* const weights = &sums.of_warp[0][0][0];  // [kHeads][active], in the place of what has been read
+    for (int head = warp; head < heads; head += kWarps) {
+      float highest = -INFINITY, all = 0.0f;
+      for (int i = lane; i < active; i += 32)
+        highest = fmaxf(highest, __ldcg(stats + piece_at + i * kHeads + head).x);
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2)
+        highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, offset));
+      for (int i = lane; i < active; i += 32) {
+        const float2 of = __ldcg(stats + piece_at + i * kHeads + head);
+        const float weight = weight_of(of.x, highest);
+        weights[head * active + i] = weight;
+        all += weight * of.y;
+      }
+      all = warp_reduce_sum(all);
+      if (lane == 0) query.factor[head] = all;
+    }
+    __syncthreads();  // weights are written before any is read
+#pragma unroll
+    for (int r = 0; r < ROUNDS; ++r) {
+      const int i = static_cast<int>(threadIdx.x) + r * kThreads;
+      if (i >= fours) continue;
+      const int head = i / (HD / 4), at = i % (HD / 4) * 4;
+      const float* from = pieces + (piece_at + head) * HD + at;
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+      for (int n = 0; n < active; ++n) {
+        const float4 y =
+            __ldcg(reinterpret_cast<const float4*>(from + static_cast<long long>(n) * kHeads * HD));
+        const float weight = weights[head * active + n];
+        x.x += weight * y.x, x.y += weight * y.y, x.z += weight * y.z, x.w += weight * y.w;
+      }
+      const float all = query.factor[head];
+      result[r] = make_float4(x.x / all, x.y / all, x.z / all, x.w / all);
+    }
+  }
+  // ANCHOR_END: last_block
+
+  // 6. Out, as floats and as the codes that the next matmul takes.
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int i = static_cast<int>(threadIdx.x) + r * kThreads;
+    if (i - lane >= fours) continue;  // the whole warp
+    const int at = head0 * HD + 4 * i;
+    if (out != nullptr && i < fours) *reinterpret_cast<float4*>(out + at) = result[r];
+    if (planes != nullptr) tile_acts::store_eighth(result[r], at / 32, planes, 0, 1, s.q_length(), i < fours);
+  }
+  if (planes != nullptr && group == plan.groups - 1) tile_acts::store_padding(planes, s.q_length());
+}
+
+inline std::size_t counters_bytes(const AttentionDecodePlan& p) {
+  return (static_cast<std::size_t>(p.groups) * sizeof(unsigned) + 255) / 256 * 256;
+}
+inline std::size_t pieces_of(const AttentionDecodePlan& p) {
+  return static_cast<std::size_t>(p.groups) * static_cast<std::size_t>(p.splits) * kHeads;
+}
+
+}  // namespace attention_decode_detail
+
+/// Whether attention_decode takes these heads; otherwise the error that it would return.
+template <class KV>
+Status attention_decode_supported(HeadShape s) {
+  if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0) {
+    return Status::error("attention_decode: heads must be a multiple of kv_heads, not " +
+                         std::to_string(s.heads) + " of " + std::to_string(s.kv_heads));
+  }
+  if (s.head_dim != 64 && s.head_dim != 128) {
+    return Status::error("attention_decode: head_dim must be 64 or 128, not " + std::to_string(s.head_dim) +
+                         "; rope_store and attention_f32 take others");
+  }
+  return {};
+}
+
+/// How attention_decode cuts the positions of up to `context`. @param sms multiprocessors of the device
+inline AttentionDecodePlan attention_decode_plan(HeadShape s, int context, int sms) {
+  namespace d = attention_decode_detail;
+  AttentionDecodePlan p;
+  const int of_kv = s.heads / s.kv_heads;
+  p.groups_per_kv = (of_kv + d::kHeads - 1) / d::kHeads;
+  p.heads = (of_kv + p.groups_per_kv - 1) / p.groups_per_kv;
+  p.groups = s.kv_heads * p.groups_per_kv;
+  p.alone = d::kAlone;
+  p.least = d::kLeast;
+  p.splits = std::max(1, std::min(sms / p.groups, (context + p.least - 1) / p.least));
+  return p;
+}
+
+/// Bytes of AttentionDecode::workspace.
+inline std::size_t attention_decode_workspace(HeadShape s, const AttentionDecodePlan& p) {
+  namespace d = attention_decode_detail;
+  return d::counters_bytes(p) +
+         d::pieces_of(p) * (static_cast<std::size_t>(s.head_dim) * sizeof(float) + sizeof(float2));
+}
+inline std::size_t attention_decode_workspace(HeadShape s, int context, int sms) {
+  return attention_decode_workspace(s, attention_decode_plan(s, context, sms));
+}
+
+/// Attention of one new token; see the head of this file. Heads of a group, heads/kv_heads neighbours, share a key and
+/// value head. Results have the same bits every time. Does not synchronise.
+/// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+/// @param plan how the positions are cut; by default attention_decode_plan of this device
+template <class KV>
+Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic,
+                               const AttentionDecodePlan& plan) {
+  namespace d = attention_decode_detail;
+  const Status ok = attention_decode_supported<KV>(a.shape);
+  if (!ok.ok()) return ok;
+  if (a.context < 1) return Status::error("attention_decode: context must be at least 1");
+  if (a.out == nullptr && a.planes == nullptr)
+    return Status::error("attention_decode: out or planes must be given, or both");
+  std::uintptr_t together = 0;
+  for (const void* p :
+       {static_cast<const void*>(a.q), static_cast<const void*>(a.k), static_cast<const void*>(a.v),
+        static_cast<const void*>(a.cosines), static_cast<const void*>(a.sines),
+        static_cast<const void*>(a.keys), static_cast<const void*>(a.values), static_cast<const void*>(a.out),
+        static_cast<const void*>(a.planes), static_cast<const void*>(a.workspace)}) {
+    together |= reinterpret_cast<std::uintptr_t>(p);
+  }
+  if (together % 16 != 0)
+    return Status::error("attention_decode: all arrays must begin at a multiple of 16 bytes");
+  constexpr double kLog2E = 1.4426950408889634;
+  const auto scale = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(a.shape.head_dim)));
+  auto* arrived = reinterpret_cast<unsigned*>(a.workspace);
+  auto* pieces = reinterpret_cast<float*>(a.workspace + d::counters_bytes(plan));
+  auto* stats =
+      reinterpret_cast<float2*>(pieces + d::pieces_of(plan) * static_cast<std::size_t>(a.shape.head_dim));
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, a.shape.head_dim == 64 ? d::attention_decode<KV, 64> : d::attention_decode<KV, 128>,
+                dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
+                dim3(d::kThreads), 0, stream, a.q, a.k, a.v, a.cosines, a.sines, a.keys, a.values, a.position,
+                a.out, a.planes, arrived, pieces, stats, a.shape, plan, scale, a.early);
+}
+template <class KV>
+Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic = false) {
+  const Status ok = attention_decode_supported<KV>(a.shape);
+  if (!ok.ok()) return ok;
+  return launch_attention_decode(a, stream, programmatic,
+                                 attention_decode_plan(a.shape, a.context, multiprocessor_count()));
+}
+
+}  // namespace ladder
