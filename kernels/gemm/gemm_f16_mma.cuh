@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cp_async.cuh"
@@ -32,10 +33,12 @@ namespace ladder {
 /// A tile and how its block is organised.
 /// @tparam TN, TM tokens and outputs of the block's tile @tparam KS elements of k in a stage: 32 or 64
 /// @tparam WN, WM tokens and outputs of a warp's tile @tparam RESIDENT blocks on a multiprocessor
-template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_>
+/// @tparam SWIZZLED false leaves chunks in their order, to see what that costs
+template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_, bool SWIZZLED_ = true>
 struct MmaTile {
-  static constexpr int TN = TN_, TM = TM_, KS = KS_, STAGES = STAGES_, WN = WN_, WM = WM_,
-                       RESIDENT = RESIDENT_;
+  static constexpr int TN = TN_, TM = TM_, KS = KS_, STAGES = STAGES_, WN = WN_, WM = WM_;
+  static constexpr int RESIDENT = RESIDENT_;
+  static constexpr bool SWIZZLED = SWIZZLED_;
   static constexpr int WARPS = TN / WN * (TM / WM), THREADS = 32 * WARPS;
   static constexpr int ROW_BYTES = 2 * KS, CHUNKS = KS / 8;  // 16-byte chunks of a row
   static constexpr int ACTS_BYTES = TN * ROW_BYTES, STAGE_BYTES = (TN + TM) * ROW_BYTES;
@@ -53,7 +56,8 @@ struct MmaTile {
 template <class T>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
   constexpr int ROWS_PER_LINE = 128 / T::ROW_BYTES;
-  return row * T::ROW_BYTES + ((chunk ^ (row / ROWS_PER_LINE & (T::CHUNKS - 1))) << 4);
+  const int flipped = T::SWIZZLED ? row / ROWS_PER_LINE & (T::CHUNKS - 1) : 0;
+  return row * T::ROW_BYTES + ((chunk ^ flipped) << 4);
 }
 // ANCHOR_END: gemm_mma_tile
 
@@ -279,6 +283,94 @@ Status launch_gemm_f16_mma_tile(const __half* weights, const __half* acts, float
     return ok;
   }
   return launch_split_k_reduce(workspace, out, epilogue, units.ksplit, s.nt, s.od, stream, true);
+}
+
+// ANCHOR: gemm_mma_plan
+/// Tiles that gemm_f16_mma chooses from, the largest first. Fewer bytes per product in the large ones, more blocks to share
+/// out with the small ones.
+using MmaTiles = std::tuple<MmaTile<256, 128, 64, 4, 64, 64, 1>, MmaTile<128, 128, 64, 3, 64, 64, 2>,
+                            MmaTile<64, 128, 64, 4, 64, 32, 2>, MmaTile<64, 64, 64, 4, 32, 32, 3>>;
+
+struct MmaPlan {
+  int tile;    ///< of MmaTiles
+  int ksplit;  ///< parts of k
+};
+
+namespace detail {
+
+/// What a tile costs: clocks of a multiprocessor for a step of k while it is full of blocks, and for a block alone.
+struct MmaTileCost {
+  double full, alone;
+};
+inline constexpr MmaTileCost kMmaTileCosts[] = {{1800, 1800}, {950, 1000}, {520, 600}, {300, 420}};
+
+template <class T>
+void consider(MmaPlan& best, double& least, int tile, Shape s, int sms, int most_parts) {
+  const long long tiles = (s.nt + T::TN - 1) / T::TN * ((s.od + T::TM - 1) / T::TM);
+  const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
+  for (int parts = 1; parts <= most_parts && parts * 4 <= std::max(steps, 4); ++parts) {
+    const int per = (steps + parts - 1) / parts;
+    if ((steps + per - 1) / per != parts) continue;  // a part without a step
+    // Blocks of the busiest multiprocessor, and how long it has them.
+    const long long blocks = (tiles * parts + sms - 1) / sms,
+                    rounds = (blocks + T::RESIDENT - 1) / T::RESIDENT;
+    const MmaTileCost& c = kMmaTileCosts[tile];
+    double clocks =
+        per * std::max(static_cast<double>(blocks) * c.full, static_cast<double>(rounds) * c.alone);
+    clocks += static_cast<double>(rounds) * 2500;  // the first stages and the last sums
+    // Another kernel, and the partial sums there and back at 16 bytes a clock and multiprocessor.
+    if (parts > 1)
+      clocks += 3500 + 8.0 * parts * static_cast<double>(s.nt) * static_cast<double>(s.od) / (16.0 * sms);
+    if (least == 0 || clocks < least) {
+      least = clocks;
+      best = {tile, parts};
+    }
+  }
+}
+
+}  // namespace detail
+
+/// The tile, and the parts of k, that are expected to be fastest.
+/// @param most_parts 1 where there is no workspace
+inline MmaPlan gemm_f16_mma_plan(Shape s, int sms, int most_parts = kMostKSplit) {
+  MmaPlan best{0, 1};
+  double least = 0;
+  detail::consider<std::tuple_element_t<0, MmaTiles>>(best, least, 0, s, sms, most_parts);
+  detail::consider<std::tuple_element_t<1, MmaTiles>>(best, least, 1, s, sms, most_parts);
+  detail::consider<std::tuple_element_t<2, MmaTiles>>(best, least, 2, s, sms, most_parts);
+  detail::consider<std::tuple_element_t<3, MmaTiles>>(best, least, 3, s, sms, most_parts);
+  return best;
+}
+
+/// Bytes of workspace that launch_gemm_f16_mma can use at this shape.
+inline std::size_t gemm_f16_mma_workspace_bytes(Shape s, int sms) {
+  return split_k_workspace_bytes(gemm_f16_mma_plan(s, sms).ksplit, s.nt, s.od);
+}
+// ANCHOR_END: gemm_mma_plan
+
+/// out[nt][od] = epilogue(acts[nt][id] . weights[od][id]^T). Does not allocate or synchronise.
+/// @param workspace gemm_f16_mma_workspace_bytes(s, multiprocessor_count()) bytes at a multiple of 16; or null: then k is
+///        never divided
+/// @param programmatic may start before the kernel before it has ended, and waits for it on the device
+inline Status launch_gemm_f16_mma(const __half* weights, const __half* acts, float* out, Shape s,
+                                  const GemmEpilogue& epilogue, float* workspace, Stream& stream,
+                                  bool programmatic = false) {
+  if (Status ok = gemm_f16_mma_supported(s); !ok.ok()) return ok;
+  const MmaPlan plan = gemm_f16_mma_plan(s, multiprocessor_count(), workspace != nullptr ? kMostKSplit : 1);
+  const auto with = [&](auto tile) {
+    return launch_gemm_f16_mma_tile<decltype(tile)>(weights, acts, out, s, epilogue, plan.ksplit, workspace,
+                                                    stream, programmatic);
+  };
+  switch (plan.tile) {
+    case 0:
+      return with(std::tuple_element_t<0, MmaTiles>());
+    case 1:
+      return with(std::tuple_element_t<1, MmaTiles>());
+    case 2:
+      return with(std::tuple_element_t<2, MmaTiles>());
+    default:
+      return with(std::tuple_element_t<3, MmaTiles>());
+  }
 }
 
 }  // namespace ladder
