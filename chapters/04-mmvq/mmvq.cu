@@ -94,8 +94,8 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
   r.roundings = [](Shape s, Executor) { return mmvq_tiles_roundings(kType, s.id); };
   r.device = [programmatic](const void* weights, const void* acts, float* out, Shape s, Stream& stream) {
     const MmvqPart part{weights, out, static_cast<int>(s.od)};
-    return tiles::launch_format<Format>({&part, 1}, acts, static_cast<int>(s.nt), static_cast<int>(s.id),
-                                        stream, programmatic);
+    return tiles::launch_format<Format>({&part, 1}, {acts}, static_cast<int>(s.nt), static_cast<int>(s.id),
+                                        stream, {programmatic});
   };
   return r;
 }

@@ -249,7 +249,9 @@ BenchResult run_bench(Engine& engine, int vocabulary, const BenchTest& test, int
   result.time = utc_now();
   std::mt19937 random(1);
   std::uniform_int_distribution<Token> any(0, vocabulary - 1);
-  std::vector<float> logits(static_cast<std::size_t>(vocabulary));
+  const std::span<float> room = engine.logits_room();
+  std::vector<float> own(room.empty() ? static_cast<std::size_t>(vocabulary) : 0);
+  const std::span<float> logits = room.empty() ? std::span(own) : room;
   const auto stop = [&interrupted] { return interrupted && interrupted(); };
   const auto evaluate_many = [&](int count) {
     std::vector<Token> tokens(static_cast<std::size_t>(count));
@@ -258,7 +260,7 @@ BenchResult run_bench(Engine& engine, int vocabulary, const BenchTest& test, int
     for (std::size_t i = 0; i < tokens.size() && !stop(); i += step) {
       const std::size_t n = std::min(step, tokens.size() - i);
       engine.evaluate(std::span<const Token>(tokens).subspan(i, n),
-                      i + n == tokens.size() ? std::span<float>(logits) : std::span<float>());
+                      i + n == tokens.size() ? logits : std::span<float>());
     }
   };
   const auto evaluate_singly = [&](int count) {

@@ -75,7 +75,9 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
   const auto interrupted = [&options] { return options.interrupted && options.interrupted(); };
   Generation result;
   Statistics& statistics = result.statistics;
-  std::vector<float> logits(static_cast<std::size_t>(vocabulary));
+  const std::span<float> room = engine.logits_room();
+  std::vector<float> own(room.empty() ? static_cast<std::size_t>(vocabulary) : 0);
+  const std::span<float> logits = room.empty() ? std::span(own) : room;
 
   // 1. The prompt, many rows at a time. Only its last row's logits are of use.
   const auto batch = static_cast<std::size_t>(std::max(1, options.batch));
@@ -88,7 +90,7 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
     }
     const std::span<const Token> piece = prompt.subspan(i, std::min(batch, prompt.size() - i));
     const bool last = i + piece.size() == prompt.size();
-    engine.evaluate(piece, last ? std::span<float>(logits) : std::span<float>());
+    engine.evaluate(piece, last ? logits : std::span<float>());
   }
   statistics.prompt_seconds = seconds_since(prompt_start);
   statistics.prompt_tokens = static_cast<int>(prompt.size());

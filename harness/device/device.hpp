@@ -2,6 +2,7 @@
 //
 //   Stream              an ordered queue of work
 //   Buffer<T>           RAII device memory
+//   HostBuffer<T>       host memory that kernels can write
 //   Timer               elapsed device time between two points of a stream, in ns
 //   Graph               a captured sequence of launches that replays with one call
 //   launch(...)         start a kernel; never a chevron in host code

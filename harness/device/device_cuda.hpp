@@ -201,6 +201,37 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
+/// `n` elements of the host's memory that kernels can write: page-locked, at the same address on both sides. What a kernel
+/// has written is there once the stream is synchronised.
+template <class T>
+class HostBuffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  HostBuffer() = default;
+  explicit HostBuffer(std::size_t n) : size_(n) {
+    LADDER_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&data_), n * sizeof(T), cudaHostAllocDefault));
+  }
+  ~HostBuffer() {
+    if (data_ != nullptr) (void)cudaFreeHost(data_);
+  }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+  HostBuffer(HostBuffer&& o) noexcept
+      : data_(std::exchange(o.data_, nullptr)), size_(std::exchange(o.size_, 0)) {}
+  HostBuffer& operator=(HostBuffer&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(size_, o.size_);
+    return *this;
+  }
+  T* data() { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
 /// Device time between start() and stop() on one stream. Event resolution is about 0.5 us.
 class Timer {
  public:

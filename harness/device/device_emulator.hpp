@@ -145,6 +145,19 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
+/// Memory that host and kernels share: here all of it.
+template <class T>
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  explicit HostBuffer(std::size_t n) : all_(n, "host memory") {}
+  T* data() { return all_.data(); }
+  std::size_t size() const { return all_.size(); }
+
+ private:
+  Buffer<T> all_;
+};
+
 /// Host time between start() and stop(): how long the emulation took, which says nothing about any GPU.
 class Timer {
  public:

@@ -37,6 +37,29 @@ struct MmvqPart {
   const float* residual = nullptr;  ///< [nt][od], added, may be `out` itself; or null
 };
 
+/// What the matrices are multiplied with: planes of int8, or the f32 row of one token, of which every block makes planes
+/// for itself, the bits of tile_acts::launch_quantize.
+struct MmvqActs {
+  const void* planes = nullptr;  ///< tile_acts::launch_quantize's, nt 1..8
+  const float* row = nullptr;    ///< [id], nt 1
+  const float* norm = nullptr;   ///< [id] weights of a root-mean-square normalisation of the row; or null
+  float epsilon = 0.0f;
+};
+
+/// Weights that a later launch begins with.
+struct MmvqNext {
+  const void* from = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// How a launch stands among its neighbours in the stream.
+struct MmvqLaunch {
+  bool programmatic =
+      false;  ///< may start before the kernel before it has ended, and waits for that one's results
+  MmvqNext next[kMostMmvqParts] =
+      {};  ///< brought to L2 as soon as this launch's own weights are all on their way
+};
+
 /// Shapes of mmvq_tiles.
 inline Status mmvq_tiles_supported(WeightType type, Shape s) {
   if (!tiles::has_tiles(type)) {
@@ -57,14 +80,24 @@ namespace tiles {
 struct Parts {
   MmvqPart part[kMostMmvqParts];
   int first[kMostMmvqParts +
-            1];  ///< sixteen rows that part p begins with, counted over all parts; then their number
+            1];           ///< sixteen rows that part p begins with, counted over all parts; then their number
+  unsigned char* planes;  ///< with a gate: where results go as int8 planes instead of `out`, or null
+  int unit;               ///< sixteens that stay together in a block: two where results go to planes
+  const unsigned char* next[kMostMmvqParts];  ///< what a later launch begins with
+  unsigned next_lines[kMostMmvqParts];        ///< of 128 bytes
+  /// The sixteen that is number n of this block's: its units are every gridDim.x-th one, so that all blocks together
+  /// go through the matrix from its beginning to its end.
+  __device__ __forceinline__ int sixteen(int n) const {
+    const int u = unit == 2 ? n / 2 : n;
+    return (static_cast<int>(blockIdx.x) + u * static_cast<int>(gridDim.x)) * unit + (unit == 2 ? n % 2 : 0);
+  }
 };
 
 __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
   return rows16 < parts.first[1] ? 0 : rows16 < parts.first[2] ? 1 : 2;
 }
 
-/// What a block has summed up: for so many turns, the warps' sums side by side.
+/// What a block has summed up: for so many turns, its sums side by side.
 template <int NT, int W>
 struct Partial {
   static constexpr int TURNS = NT == 1 ? 8 : 2, OUTS = kRows * NT;
@@ -72,30 +105,41 @@ struct Partial {
 };
 
 // ANCHOR: mmvq_tiles_finish
-/// A thread an output of the last `turns` turns, which began at sixteen `rows16`: the warps' sums in order, then what is
-/// added to them.
+/// A thread an output of `turns` turns from turn `begun` on: its sums in order, then what is added to them.
+/// @param sums of each output: steps of a row, W at most
 template <int NT, int W, bool SWIGLU>
-__device__ __forceinline__ void finish(const Parts& parts, int rows16, int turns, int nt,
+__device__ __forceinline__ void finish(const Parts& parts, int begun, int turns, int nt, int sums,
                                        const Partial<NT, W>& partial) {
   constexpr int OUTS = Partial<NT, W>::OUTS;
   for (int o = static_cast<int>(threadIdx.x); o < (SWIGLU ? turns / 2 : turns) * OUTS; o += 32 * W) {
-    const int turn = o / OUTS, i = o % OUTS, token = i % NT;
-    const int p = SWIGLU ? 0 : part_of(parts, rows16 + turn);
+    const int n = o / OUTS, i = o % OUTS, token = i % NT;
+    const int at = parts.sixteen((SWIGLU ? begun / 2 : begun) + n);
+    const int p = SWIGLU ? 0 : part_of(parts, at);
     const MmvqPart& part = parts.part[p];
-    const int r = (rows16 + turn - parts.first[p]) * kRows + i / NT;
+    const int r = (at - parts.first[p]) * kRows + i / NT;
     if (r >= part.od || token >= nt) continue;
-    const auto sum_of = [&](int n, const MmvqPart& m) {
+    const auto sum_of = [&](int turn, const MmvqPart& m) {
       float sum = 0.0f;
 #pragma unroll
-      for (int w = 0; w < W; ++w) sum += partial.v[n][w][i];
+      for (int w = 0; w < W; ++w) {
+        if (w < sums) sum += partial.v[turn][w][i];
+      }
       return m.bias != nullptr ? sum + m.bias[r] : sum;
     };
     const long long to = static_cast<long long>(token) * part.od + r;
     if constexpr (SWIGLU) {
-      const float gate = sum_of(2 * turn, part), up = sum_of(2 * turn + 1, parts.part[1]);
-      part.out[to] = gate / (1.0f + expf(-gate)) * up;
+      const int turn =
+          parts.unit == 2 ? n / 2 * 4 + n % 2 : n * 2;  // the other matrix's is a unit further on
+      const float gate = sum_of(turn, part), up = sum_of(turn + parts.unit, parts.part[1]);
+      const float out = gate / (1.0f + expf(-gate)) * up;
+      if (NT == 1 && parts.planes != nullptr) {
+        tile_acts::store_lane(out, r / 32, parts.planes,
+                              part.od);  // two sixteens are a warp's lanes, and a block
+      } else {
+        part.out[to] = out;
+      }
     } else {
-      const float sum = sum_of(turn, part);
+      const float sum = sum_of(n, part);
       part.out[to] = part.residual != nullptr ? sum + part.residual[to] : sum;
     }
   }
@@ -111,140 +155,194 @@ __device__ __forceinline__ void copy_vectors(unsigned char* shared, const unsign
   }
 }
 
-/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
-/// take more of them.
+/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers: with one token those of this
+/// launch and as many of the next one. The products of eight tokens take more of them.
 template <class Format, int NT, int W>
 __host__ __device__ constexpr int blocks_per_sm() {
-  return (NT > 1 ? 16 : Format::kWarpsPerSm) / W;
+  return (NT > 1 ? 16 : Format::kResidentWarps) / W;
 }
+
+// ANCHOR: mmvq_tiles_loader
+/// The addresses of a warp's tiles. Of the tiles of a block, row of tiles after row of tiles, warp w takes every Wth from
+/// the w-th on, of whatever row it is: so no warp has more to do than another.
+template <int BYTES, bool SWIGLU>
+struct Loader {
+  const unsigned char* from;   // the lane's 16 bytes of the next tile
+  const unsigned char* other;  // with a gate: where the next run of tiles begins, after this one
+  long long jump;              // bytes from the end of a run to this block's next one in the same matrix
+  int run;                     // tiles that lie side by side
+  int left;                    // tiles that this warp still asks for
+  int ahead;                   // tiles from the next one to the end of its run
+  int at, part;                // the run's sixteen; the matrix that has it
+
+  __device__ __forceinline__ void begin(const Parts& parts, int sixteen, int steps, int tiles, int lane) {
+    run = parts.unit * steps;
+    jump = static_cast<long long>(gridDim.x - 1) * run * BYTES;
+    left = tiles;
+    ahead = run;
+    at = sixteen;
+    part = SWIGLU ? 0 : part_of(parts, at);
+    const long long to = static_cast<long long>(at - parts.first[part]) * steps * BYTES + 16 * lane;
+    from = static_cast<const unsigned char*>(parts.part[part].tiles) + to;
+    other = SWIGLU ? static_cast<const unsigned char*>(parts.part[1].tiles) + to : nullptr;
+  }
+
+  /// n tiles further on.
+  __device__ __forceinline__ void advance(const Parts& parts, int n, int steps) {
+    from += n * BYTES;
+    ahead -= n;
+    while (ahead <= 0 && left > 0) {
+      // Over the end by -ahead tiles.
+      if constexpr (SWIGLU) {
+        const unsigned char* after = from + ahead * BYTES + jump;
+        from = other - ahead * BYTES;
+        other = after;
+      } else {
+        from += jump;
+        at += static_cast<int>(gridDim.x);
+        if (at >= parts.first[part + 1]) {
+          part = part_of(parts, at);
+          from = static_cast<const unsigned char*>(parts.part[part].tiles) +
+                 static_cast<long long>(at - parts.first[part]) * steps * BYTES - ahead * BYTES +
+                 threadIdx.x % 32 * 16;
+        }
+      }
+      ahead += run;
+    }
+  }
+};
+// ANCHOR_END: mmvq_tiles_loader
 
 // ANCHOR: mmvq_tiles
 /// @tparam NT tokens of the activations' group: 1 or 8
 /// @tparam W warps of a block
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
-/// @param share sixteens of rows of a block
 template <class Format, int NT, int W, bool SWIGLU>
 __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
-    mmvq_tiles(Parts parts, const unsigned char* acts, int nt, int id, int steps, int share, int staged) {
+    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int steps, int staged) {
   constexpr int D = Format::kInFlight, COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
-  constexpr int BYTES = tile_bytes<typename Format::Block>(), STRIDE = W * BYTES;
+  constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
   __shared__ Partial<NT, W> partial;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int g = lane / 4, t = lane % 4;
 
-  // 1. This block's sixteens of rows, a turn each; with SWIGLU two turns each, of the gate and of the other matrix.
+  // 1. This block's sixteens of rows, a turn each; with SWIGLU two turns each, of the gate and of the other matrix. All
+  //    blocks have as many, or one unit less.
+  allow_next_kernel();
   const int rows16 = SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts];
-  const int first = static_cast<int>(blockIdx.x) * share;
-  const int turns = (min(first + share, rows16) - first) * (SWIGLU ? 2 : 1);
-  const int mine = warp < steps ? (steps - warp + W - 1) / W : 0;  // tiles of a turn that are this warp's
-  const auto row_of = [&](int p, int at) {
-    return static_cast<const unsigned char*>(parts.part[p].tiles) +
-           (static_cast<long long>(at - (SWIGLU ? 0 : parts.first[p])) * steps + warp) * BYTES;
-  };
+  const int grid = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int turns = (rows16 / parts.unit - block + grid - 1) / grid * parts.unit * (SWIGLU ? 2 : 1);
 
   // 2. D tiles on their way before anything else, into a ring of the warp's own in shared memory. Registers would do, but
   //    a warp can tell only a few of its loads apart (six scoreboards): waiting for the oldest, it would wait for more.
   //    Weights do not depend on the kernel before this one; activations do.
-  allow_next_kernel();
   unsigned char* const ring = dynamic_shared<unsigned char>() + warp * (D * BYTES);  // [D][BYTES]
-  int load_left = turns * mine, load_turn = 0, load_step = 0;                        // step: of the warp's
-  const unsigned char* load_row = row_of(SWIGLU ? 0 : part_of(parts, first), first) + 16 * lane;
-  const unsigned char* load_from = load_row;
-  const unsigned char* other_row = SWIGLU ? row_of(1, first) + 16 * lane : nullptr;
+  Loader<BYTES, SWIGLU> loader;
+  loader.begin(parts, parts.sixteen(0), steps, turns * steps > warp ? (turns * steps - warp + W - 1) / W : 0,
+               lane);
+  loader.advance(parts, warp, steps);
+  // Nothing is left to ask for: the memory's time until the next launch goes to what that one begins with.
+  const auto ask_ahead = [&] {
+    for (int n = 0; n < kMostMmvqParts; ++n) {
+      for (unsigned l = blockIdx.x * (32 * W) + threadIdx.x; l < parts.next_lines[n];
+           l += gridDim.x * (32 * W))
+        prefetch_l2(parts.next[n] + 128ULL * l);
+    }
+  };
+  if (loader.left == 0) ask_ahead();
   const bool has_tail = 16 * lane < BYTES % 512;
   const auto load_next = [&](unsigned char* to) {
-    if (load_left > 0) {
-      --load_left;
-      copy_vectors<BYTES / 512>(to, load_from);
-      if (has_tail) cp_async_cg_at<BYTES / 512 * 512>(to, load_from);
-      load_from += STRIDE;
-      if (++load_step == mine) {
-        // The next turn: sixteens of a part follow each other.
-        load_step = 0;
-        ++load_turn;
-        if constexpr (SWIGLU) {
-          const unsigned char* after = load_row + static_cast<long long>(steps) * BYTES;
-          load_row = other_row;
-          other_row = after;
-        } else {
-          load_row += static_cast<long long>(steps) * BYTES;
-          const int at = first + load_turn;
-          if (at == parts.first[1] || at == parts.first[2])
-            load_row = row_of(part_of(parts, at), at) + 16 * lane;
-        }
-        load_from = load_row;
-      }
+    if (loader.left > 0) {
+      copy_vectors<BYTES / 512>(to, loader.from);
+      if (has_tail) cp_async_cg_at<BYTES / 512 * 512>(to, loader.from);
+      if (--loader.left == 0) ask_ahead();
+      loader.advance(parts, W, steps);
     }
     cp_async_commit_group();  // empty at the end, so that groups count tiles
   };
   for (int d = 0; d < D; ++d) load_next(ring + d * BYTES + 16 * lane);
-  wait_for_previous_kernel();
 
-  // 3. Activations: one wait for all of them. Too many for shared memory, they are read where they are.
-  if (NT == 1 || staged != 0) {
-    uint4* to = reinterpret_cast<uint4*>(dynamic_shared<unsigned char>() + W * D * BYTES);
-    const uint4* from = reinterpret_cast<const uint4*>(acts);
-    const int all = static_cast<int>(tile_acts::group_bytes(NT, id) / 16);
-    for (int i0 = static_cast<int>(threadIdx.x); i0 < all; i0 += 4 * 32 * W) {
-      uint4 v[4];
+  // 3. Activations: one wait for all of them. Planes that are too many for shared memory are read where they are.
+  unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;
+  const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
+  if (NT == 1 && x.row != nullptr) {
+    tile_acts::RowQuantizer<W> row;
+    row.load_weights(x.norm, id);
+    wait_for_previous_kernel();
+    row.store(x.row, x.norm, x.epsilon, id, planes, 0, 1, &partial.v[0][0][0]);
+  } else {
+    wait_for_previous_kernel();
+    if (NT == 1 || staged != 0) {
+      uint4* to = reinterpret_cast<uint4*>(planes);
+      const uint4* from = reinterpret_cast<const uint4*>(acts);
+      const int all = static_cast<int>(tile_acts::group_bytes(NT, id) / 16);
+      for (int i0 = static_cast<int>(threadIdx.x); i0 < all; i0 += 4 * 32 * W) {
+        uint4 v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (i0 + k * 32 * W < all) v[k] = from[i0 + k * 32 * W];
-      }
+        for (int k = 0; k < 4; ++k) {
+          if (i0 + k * 32 * W < all) v[k] = from[i0 + k * 32 * W];
+        }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (i0 + k * 32 * W < all) to[i0 + k * 32 * W] = v[k];
+        for (int k = 0; k < 4; ++k) {
+          if (i0 + k * 32 * W < all) to[i0 + k * 32 * W] = v[k];
+        }
       }
     }
-    __syncthreads();  // all activations are there
-    acts = reinterpret_cast<const unsigned char*>(to);
   }
-  const unsigned char* const codes = acts + (g % NT * 4 + t) * 16 + warp * (PAIRS * NT * 64);
+  if (NT == 1 || staged != 0) {
+    __syncthreads();  // all activations are there, and what the quantizer needed of `partial` is free
+    acts = planes;
+  }
+  const unsigned char* const codes = acts + (g % NT * 4 + t) * 16;
   const unsigned char* const scales =
-      acts + tile_acts::scale_at(NT == 1 ? t : 0, NT == 1 ? 0 : 2 * t, NT, id) + warp * (PAIRS * NT * 16);
+      acts + tile_acts::scale_at(NT == 1 ? t : 0, NT == 1 ? 0 : 2 * t, NT, id);
 
   // 4. As a tile has come to registers, the one D further on takes its place, of whatever turn it is. Warps do not wait
-  //    for each other but once in TURNS turns.
-  LaneSums<NT> sums;
-  int turn = 0, step = 0;
-  const auto end_turn = [&] {
-    float(&to)[kRows * NT] = partial.v[turn % TURNS][warp];
-#pragma unroll
-    for (int row16 = 0; row16 < 2; ++row16) {
-#pragma unroll
-      for (int c = 0; c < COLS; ++c) {
-        const float sum = sums.total(row16, c);
-        if (NT > 1 || t == 0) to[(g + 8 * row16) * NT + (NT == 1 ? 0 : 2 * t) + c] = sum;
-      }
-    }
-    sums = {};
-    step = 0;
-    ++turn;
-    if (turn % TURNS != 0 && turn != turns) return;
-    __syncthreads();  // all warps' sums are there
-    const int begun = (turn - 1) / TURNS * TURNS;
-    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), turn - begun, nt, partial);
-    __syncthreads();  // and read before the next ones are written
-  };
-  if (mine == 0) {
-    // A row has fewer tiles than the block has warps.
-    // NOLINTNEXTLINE(bugprone-infinite-loop): end_turn counts turns
-    while (turn < turns) end_turn();
-    return;
-  }
+  //    for each other but once in TURNS turns. A row's sums are told apart by step modulo W, whichever warp has them: so
+  //    their order does not depend on how many rows a block has.
   unsigned char* stage = ring;
-  while (turn < turns) {           // NOLINT(bugprone-infinite-loop): end_turn counts turns
-    cp_async_wait_group<D - 1>();  // the oldest of D groups is there
-    __syncwarp();                  // for all lanes
-    typename Format::template Raw<NT> raw;
-    raw.template load<FromShared>(stage, lane);
-    __syncwarp();  // all lanes have their shares
-    load_next(stage + 16 * lane);
-    stage = stage + BYTES == ring + D * BYTES ? ring : stage + BYTES;
-    multiply_tile<Format, NT>(raw, codes + static_cast<long long>(step) * (W * PAIRS * NT * 64),
-                              scales + static_cast<long long>(step) * (W * PAIRS * NT * 16), t, sums);
-    if (++step == mine) end_turn();
+  int turn = 0, step = warp;  // of the warp's next tile
+  while (step >= steps) step -= steps, ++turn;
+  LaneSums<NT> sums;
+  int begun = 0;
+  do {
+    const int until = min(begun + TURNS, turns);
+    int sum_at = step;  // step modulo W
+    while (turn < until) {
+      cp_async_wait_group<D - 1>();  // the oldest of D groups is there
+      __syncwarp();                  // for all lanes
+      typename Format::template Raw<NT> raw;
+      raw.template load<FromShared>(stage, lane);
+      __syncwarp();  // all lanes have their shares
+      load_next(stage + 16 * lane);
+      stage = stage + BYTES == ring + D * BYTES ? ring : stage + BYTES;
+      multiply_tile<Format, NT>(raw, codes + step * (PAIRS * NT * 64), scales + step * (PAIRS * NT * 16), t,
+                                sums);
+      step += W;
+      if (step < steps) continue;
+      // The warp's last tile of the turn.
+      float(&to)[kRows * NT] = partial.v[turn - begun][sum_at];
+#pragma unroll
+      for (int row16 = 0; row16 < 2; ++row16) {
+#pragma unroll
+        for (int c = 0; c < COLS; ++c) {
+          const float sum = sums.total(row16, c);
+          if (NT > 1 || t == 0) to[(g + 8 * row16) * NT + (NT == 1 ? 0 : 2 * t) + c] = sum;
+        }
+      }
+      sums = {};
+      while (step >= steps) step -= steps, ++turn;
+      sum_at = step;
+    }
+    __syncthreads();  // all warps' sums are there
+    finish<NT, W, SWIGLU>(parts, begun, until - begun, nt, min(steps, W), partial);
+    begun = until;
+    if (begun < turns) __syncthreads();  // and read before the next ones are written
+  } while (begun < turns);
+  if constexpr (SWIGLU && NT == 1) {
+    if (parts.planes != nullptr && blockIdx.x + 1 == gridDim.x)
+      tile_acts::store_padding(parts.planes, parts.part[0].od);
   }
 }
 // ANCHOR_END: mmvq_tiles
@@ -255,16 +353,17 @@ constexpr std::size_t ring_bytes() {
   return static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>();
 }
 
-/// Warps of a block, by the length of a row and the shared memory that a block may have: never more than a row has
-/// tiles, and few where the rings of many would not fit. It decides the order of additions, so it must not depend on nt.
+inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more would not fit
+
+/// Warps of a block, by the length of a row and the shared memory that a block may have: few where the rings of many
+/// would not fit. It decides the order of additions, so it must not depend on nt.
 template <class Format>
 constexpr int warps(long long id, std::size_t limit) {
-  if (id <= 3 * 32 * Tile<typename Format::Block>::kSteps) return 1;
   constexpr int W = Format::kWarps;
   const bool fits =
       ring_bytes<Format, W>() + tile_acts::group_bytes(1, id) + sizeof(Partial<1, W>) <= limit &&
       ring_bytes<Format, W>() + sizeof(Partial<tile_acts::kMostTokens, W>) <= limit;
-  return id >= 2048 && fits ? W : 4;
+  return fits ? W : kFewWarps;
 }
 
 /// Most shared memory that the activations of eight tokens may take.
@@ -315,17 +414,18 @@ Status with_tile_format(WeightType type, F&& f) {
 }
 
 template <class Format, int NT, int W, bool SWIGLU>
-Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic,
-                    int warps_per_sm) {
+Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& stream,
+                    const MmvqLaunch& how) {
+  for (std::size_t n = 0; n < kMostMmvqParts; ++n) {
+    parts.next[n] = static_cast<const unsigned char*>(how.next[n].from);
+    parts.next_lines[n] = static_cast<unsigned>(how.next[n].bytes / 128);
+  }
+  parts.unit = parts.planes != nullptr ? 2 : 1;  // whole: od is then a multiple of 32
   const int row_steps = static_cast<int>(steps<typename Format::Block>(id));
-  const int rows16 = SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts];
-  // As many blocks as fit at once, or a half, a third ... of the rows' sixteens, all with the same share.
-  const int sms = multiprocessor_count();
-  const int most = std::max(1, sms * warps_per_sm / W);
-  const int share = (rows16 + most - 1) / most;
-  const int blocks = (rows16 + share - 1) / share;
+  const int units = (SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts]) / parts.unit;
+  const int most = std::max(1, multiprocessor_count() * (NT > 1 ? 16 : Format::kWarpsPerSm) / W);
   LaunchOptions options;
-  options.programmatic = programmatic;
+  options.programmatic = how.programmatic;
   const std::size_t limit = shared_memory_limit();
   const bool staged = stages<Format, NT, W>(id, limit);
   const std::size_t shared = ring_bytes<Format, W>() + (staged ? tile_acts::group_bytes(NT, id) : 0);
@@ -335,32 +435,37 @@ Status launch_parts(const Parts& parts, const void* acts, int nt, int id, Stream
                          std::to_string(shared + sizeof(Partial<NT, W>)) +
                          " bytes of shared memory; a block of this device has " + std::to_string(limit));
   }
-  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU>, dim3(static_cast<unsigned>(blocks)), dim3(32 * W),
-                shared, stream, parts, static_cast<const unsigned char*>(acts), nt, id, row_steps, share,
-                staged ? 1 : 0);
+  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU>,
+                dim3(static_cast<unsigned>(std::min(units, most))), dim3(32 * W), shared, stream, parts, acts,
+                nt, id, row_steps, staged ? 1 : 0);
 }
 
 template <class Format, bool SWIGLU>
-Status launch_any(const Parts& parts, const void* acts, int nt, int id, Stream& stream, bool programmatic) {
+Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stream& stream,
+                  const MmvqLaunch& how) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
+  bool all_aligned = aligned(acts.planes) && aligned(acts.row) && aligned(acts.norm) && aligned(parts.planes);
+  for (const MmvqPart& p : parts.part) all_aligned = all_aligned && aligned(p.tiles);
+  if (!all_aligned) return Status::error("weights and activations must begin at a multiple of 16 bytes");
+  if ((acts.planes != nullptr) == (acts.row != nullptr)) {
+    return Status::error("mmvq_tiles: activations are either planes or a row of f32, one of them");
+  }
+  if (acts.row != nullptr && nt != 1) {
+    return Status::error("mmvq_tiles: a row of f32 is one token's, and nt is " + std::to_string(nt) +
+                         "; more tokens come as planes");
+  }
   const auto go = [&]<int NT>() {
-    constexpr int kResident = NT > 1 ? 16 : Format::kWarpsPerSm;
-    switch (warps<Format>(id, shared_memory_limit())) {
-      case 1:
-        return launch_parts<Format, NT, 1, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident);
-      case 4:
-        return launch_parts<Format, NT, 4, SWIGLU>(parts, acts, nt, id, stream, programmatic, kResident);
-      default:
-        return launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic,
-                                                                kResident);
-    }
+    return warps<Format>(id, shared_memory_limit()) == Format::kWarps
+               ? launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, how)
+               : launch_parts<Format, NT, kFewWarps, SWIGLU>(parts, acts, nt, id, stream, how);
   };
   return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
 }
 
 /// launch_mmvq_tiles for one format.
 template <class Format>
-Status launch_format(std::span<const MmvqPart> matrices, const void* acts, int nt, int id, Stream& stream,
-                     bool programmatic) {
+Status launch_format(std::span<const MmvqPart> matrices, const MmvqActs& acts, int nt, int id, Stream& stream,
+                     const MmvqLaunch& how) {
   if (matrices.empty() || matrices.size() > kMostMmvqParts) {
     return Status::error("mmvq_tiles: 1 to " + std::to_string(kMostMmvqParts) + " matrices at once, not " +
                          std::to_string(matrices.size()));
@@ -371,50 +476,56 @@ Status launch_format(std::span<const MmvqPart> matrices, const void* acts, int n
     if (p >= matrices.size()) continue;
     const MmvqPart& m = matrices[p];
     if (Status ok = mmvq_tiles_supported(Format::Block::kType, {nt, m.od, id}); !ok.ok()) return ok;
-    if (reinterpret_cast<std::uintptr_t>(m.tiles) % 16 != 0 ||
-        reinterpret_cast<std::uintptr_t>(acts) % 16 != 0) {
-      return Status::error("weights and activations must begin at a multiple of 16 bytes");
-    }
     parts.part[p] = m;
     parts.first[p + 1] += static_cast<int>(row_tiles(m.od));
   }
-  return launch_any<Format, false>(parts, acts, nt, id, stream, programmatic);
+  return launch_any<Format, false>(parts, acts, nt, id, stream, how);
+}
+
+/// launch_mmvq_tiles_swiglu for one format.
+template <class Format>
+Status launch_swiglu_format(const void* gate, const void* up, const MmvqActs& acts, float* out, void* planes,
+                            Shape s, Stream& stream, const MmvqLaunch& how) {
+  if (Status ok = mmvq_tiles_supported(Format::Block::kType, s); !ok.ok()) return ok;
+  if ((out != nullptr) == (planes != nullptr)) {
+    return Status::error("mmvq_tiles: with a gate, results go either to f32 rows or to planes, one of them");
+  }
+  if (planes != nullptr && (s.nt != 1 || s.od % kQ8ActsPerBlock != 0)) {
+    return Status::error("mmvq_tiles: planes of results are one token's and whole blocks of " +
+                         std::to_string(kQ8ActsPerBlock) + ", not nt " + std::to_string(s.nt) + " and od " +
+                         std::to_string(s.od));
+  }
+  Parts parts{};
+  const int od = static_cast<int>(s.od), rows16 = static_cast<int>(row_tiles(s.od));
+  parts.part[0] = {gate, out, od};
+  parts.part[1] = {up, out, od};
+  parts.first[1] = rows16;
+  parts.first[2] = parts.first[3] = 2 * rows16;
+  parts.planes = static_cast<unsigned char*>(planes);
+  return launch_any<Format, true>(parts, acts, static_cast<int>(s.nt), static_cast<int>(s.id), stream, how);
 }
 
 }  // namespace tiles
 
 /// out[nt][od] = acts[nt][id] . weights[od][id]^T for one to three matrices of a type, with bias and residual as the
-/// parts say. A token's result is the same bits for every nt and whatever other parts there are.
-/// @param acts tile_acts::launch_quantize's, nt 1..8
-/// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
-/// Does not synchronise.
-inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matrices, const void* acts, int nt,
-                                int id, Stream& stream, bool programmatic = false) {
+/// parts say. A token's result is the same bits for every nt, whatever other parts there are, and whether it comes as
+/// planes or as a row. Does not synchronise.
+inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matrices, const MmvqActs& acts,
+                                int nt, int id, Stream& stream, const MmvqLaunch& how = {}) {
   return tiles::with_tile_format(type, [&](auto format) -> Status {
-    return tiles::launch_format<decltype(format)>(matrices, acts, nt, id, stream, programmatic);
+    return tiles::launch_format<decltype(format)>(matrices, acts, nt, id, stream, how);
   });
 }
 
 /// out[nt][od] = silu(acts . gate^T) * (acts . up^T), silu(z) = z / (1 + e^-z): both matrices [od][id] in tiles of one
 /// type. Otherwise as the other.
-inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const void* up, const void* acts,
-                                       float* out, Shape s, Stream& stream, bool programmatic = false) {
-  if (Status ok = mmvq_tiles_supported(type, s); !ok.ok()) return ok;
-  if ((reinterpret_cast<std::uintptr_t>(gate) | reinterpret_cast<std::uintptr_t>(up) |
-       reinterpret_cast<std::uintptr_t>(acts)) %
-          16 !=
-      0) {
-    return Status::error("weights and activations must begin at a multiple of 16 bytes");
-  }
-  tiles::Parts parts{};
-  const int od = static_cast<int>(s.od), rows16 = static_cast<int>(tiles::row_tiles(s.od));
-  parts.part[0] = {gate, out, od};
-  parts.part[1] = {up, out, od};
-  parts.first[1] = rows16;
-  parts.first[2] = parts.first[3] = 2 * rows16;
+/// @param out [nt][od], or null
+/// @param planes where `out` is null: tile_acts::bytes(1, od), the result as int8 planes, nt 1 and od % 32 == 0
+inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const void* up,
+                                       const MmvqActs& acts, float* out, void* planes, Shape s,
+                                       Stream& stream, const MmvqLaunch& how = {}) {
   return tiles::with_tile_format(type, [&](auto format) -> Status {
-    return tiles::launch_any<decltype(format), true>(parts, acts, static_cast<int>(s.nt),
-                                                     static_cast<int>(s.id), stream, programmatic);
+    return tiles::launch_swiglu_format<decltype(format)>(gate, up, acts, out, planes, s, stream, how);
   });
 }
 
@@ -423,7 +534,7 @@ inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const 
 inline double mmvq_tiles_roundings(WeightType type, long long id) {
   const double span = info(type).block_elems == 32 ? 128 : 256,
                row_steps = static_cast<double>((id + 255) / 256 * 256) / span;
-  const double most_warps = 16, fewest_warps = 4;  // where there are fewer, a row has four steps at most
+  const double most_warps = 16, fewest_warps = 4;
   const double a_step =
       info(type).block_elems == 32 ? 4 * 2 : 2;  // additions to the warp's sum, with their products
   return 2 + 8 * 2 + a_step * (row_steps / fewest_warps + 4) + most_warps + 2;

@@ -4,7 +4,8 @@
 // A format is a struct with
 //   Block      the type's block
 //   kInFlight  tiles that a warp has under way
-//   kWarps, kWarpsPerSm  warps of a block where rows are long, and how many a multiprocessor holds
+//   kWarps, kWarpsPerSm  warps of a block, and how many of a launch a multiprocessor works with
+//   kResidentWarps  how many it has registers for: of a launch and of the next, which waits with its first tiles
 //   kZero      what unsigned codes are too large by
 //   kMin       whether a minimum is added to what codes mean
 //   kHalves    whether 16 codes have a scale, not 32
@@ -130,7 +131,7 @@ struct NibbleRaw {
 // ANCHOR: tile_q4_0
 struct TileQ4_0 {
   using Block = BlockQ4_0;
-  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 32;
+  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
   static constexpr int kZero = 8;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -149,7 +150,7 @@ struct TileQ4_0 {
 // ANCHOR: tile_q4_1
 struct TileQ4_1 : TileQ4_0 {
   using Block = BlockQ4_1;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 32;
+  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;
   template <int NT>
@@ -171,7 +172,7 @@ struct FiveBitRaw : NibbleRaw<NT, Scales, 1280> {
 // ANCHOR: tile_q5_0
 struct TileQ5_0 : TileQ4_0 {
   using Block = BlockQ5_0;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 32;
+  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
   static constexpr int kZero = 16;
   template <int NT>
   using Raw = FiveBitRaw<NT, ScalePairs>;
@@ -189,7 +190,7 @@ struct TileQ5_0 : TileQ4_0 {
 // ANCHOR: tile_q5_1
 struct TileQ5_1 : TileQ5_0 {
   using Block = BlockQ5_1;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 32;
+  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;
   template <int NT>
@@ -200,7 +201,7 @@ struct TileQ5_1 : TileQ5_0 {
 // ANCHOR: tile_q8_0
 struct TileQ8_0 : TileQ4_0 {
   using Block = BlockQ8_0;
-  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 16;
+  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 8, kResidentWarps = 16;
   static constexpr int kZero = 0;
   template <int NT>
   struct Raw {
@@ -239,7 +240,7 @@ __device__ __forceinline__ void iq4_bytes(unsigned nibbles, unsigned& low, unsig
 // ANCHOR: tile_iq4_nl
 struct TileIQ4_NL : TileQ4_0 {
   using Block = BlockIQ4_NL;
-  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 32;
+  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
   static constexpr int kZero = 0;
   template <int S, class R>
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
@@ -262,7 +263,7 @@ __device__ __forceinline__ void scale_min_k4(const uint4& head, int half, int su
 // ANCHOR: tile_q4_k
 struct TileQ4_K {
   using Block = BlockQ4_K;
-  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 12, kResidentWarps = 24;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = false;
   template <int NT>
@@ -303,6 +304,7 @@ struct TileQ4_K {
 // ANCHOR: tile_q5_k
 struct TileQ5_K : TileQ4_K {
   using Block = BlockQ5_K;
+  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 8, kResidentWarps = 16;
   template <int NT>
   struct Raw {
     uint4 w[4], head[2];
@@ -335,7 +337,7 @@ __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int s
 // ANCHOR: tile_q6_k
 struct TileQ6_K {
   using Block = BlockQ6_K;
-  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 16;
+  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 8, kResidentWarps = 16;
   static constexpr int kZero = 32;
   static constexpr bool kMin = false, kHalves = true;
   template <int NT>
@@ -401,7 +403,7 @@ __device__ __forceinline__ void two_bits(const uint4 (&w)[2], std::uint32_t (&a)
 // ANCHOR: tile_q2_k
 struct TileQ2_K {
   using Block = BlockQ2_K;
-  static constexpr int kInFlight = 6, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 5, kWarps = 12, kWarpsPerSm = 24, kResidentWarps = 24;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
@@ -445,7 +447,7 @@ struct TileQ2_K {
 // ANCHOR: tile_q3_k
 struct TileQ3_K {
   using Block = BlockQ3_K;
-  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 4, kWarps = 12, kWarpsPerSm = 24, kResidentWarps = 24;
   static constexpr int kZero = 4;
   static constexpr bool kMin = false, kHalves = true;
   template <int NT>
@@ -499,7 +501,7 @@ struct TileQ3_K {
 // ANCHOR: tile_iq4_xs
 struct TileIQ4_XS {
   using Block = BlockIQ4_XS;
-  static constexpr int kInFlight = 4, kWarps = 8, kWarpsPerSm = 24;
+  static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 24, kResidentWarps = 24;
   static constexpr int kZero = 0;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>

@@ -35,7 +35,7 @@ Rung rung_of(WeightType type) {
   r.roundings = [type](Shape s, Executor) { return mmvq_tiles_roundings(type, s.id); };
   r.device = [type](const void* w, const void* x, float* out, Shape s, Stream& stream) {
     const MmvqPart part{w, out, static_cast<int>(s.od)};
-    return launch_mmvq_tiles(type, {&part, 1}, x, static_cast<int>(s.nt), static_cast<int>(s.id), stream);
+    return launch_mmvq_tiles(type, {&part, 1}, {x}, static_cast<int>(s.nt), static_cast<int>(s.id), stream);
   };
   return r;
 }
@@ -116,10 +116,10 @@ TEST_CASE("every layer of every model fits the shared memory of GPUs with little
                   const int w = tiles::warps<Format>(l.id, limit);
                   CAPTURE(l.name);
                   CAPTURE(limit);
-                  CHECK((w == 4 || w == Format::kWarps));
-                  if (limit == 227UL * 1024) CHECK(w == (l.id >= 2048 ? Format::kWarps : 4));
-                  w == 4 ? check_shared<Format, 4>(l.id, limit)
-                         : check_shared<Format, Format::kWarps>(l.id, limit);
+                  CHECK((w == tiles::kFewWarps || w == Format::kWarps));
+                  if (limit == 227UL * 1024) CHECK(w == Format::kWarps);
+                  w == tiles::kFewWarps ? check_shared<Format, 4>(l.id, limit)
+                                        : check_shared<Format, Format::kWarps>(l.id, limit);
                 }
               }
               return {};
@@ -132,7 +132,7 @@ TEST_CASE("shapes and operands that it cannot take are refused with the reason")
   Buffer<float> out(64, "out"), w(4096, "w"), x(4096, "x");
   const auto go = [&](WeightType type, const void* weights, int nt, int id) {
     const MmvqPart part{weights, out.data(), 2};
-    return launch_mmvq_tiles(type, {&part, 1}, x.data(), nt, id, stream).message();
+    return launch_mmvq_tiles(type, {&part, 1}, {x.data()}, nt, id, stream).message();
   };
   CHECK(go(WeightType::q4_0, w.data(), 9, 64) == "nt must be 1 to 8, not 9");
   CHECK(go(WeightType::q4_0, w.data(), 0, 64) == "nt, od and id must all be at least 1");
@@ -141,7 +141,29 @@ TEST_CASE("shapes and operands that it cannot take are refused with the reason")
         "weights and activations must begin at a multiple of 16 bytes");
   CHECK(go(WeightType::f16, w.data(), 1, 64) ==
         "mmvq_tiles: f16 weights have no blocks; types with blocks of 32 or 256 have tiles");
-  CHECK(launch_mmvq_tiles(WeightType::q4_0, {}, x.data(), 1, 64, stream).message() ==
+  const MmvqPart one{w.data(), out.data(), 2};
+  const auto with = [&](const MmvqActs& acts, int nt) {
+    return launch_mmvq_tiles(WeightType::q4_0, {&one, 1}, acts, nt, 64, stream).message();
+  };
+  const std::string either = "mmvq_tiles: activations are either planes or a row of f32, one of them";
+  CHECK(with({}, 1) == either);
+  CHECK(with({x.data(), x.data()}, 1) == either);
+  CHECK(with({nullptr, x.data()}, 2) ==
+        "mmvq_tiles: a row of f32 is one token's, and nt is 2; more tokens come as planes");
+  CHECK(with({nullptr, x.data() + 1}, 1) == "weights and activations must begin at a multiple of 16 bytes");
+  const auto gated = [&](float* rows, void* planes, Shape s) {
+    return launch_mmvq_tiles_swiglu(WeightType::q4_0, w.data(), w.data(), {x.data()}, rows, planes, s, stream)
+        .message();
+  };
+  const std::string one_of_them =
+      "mmvq_tiles: with a gate, results go either to f32 rows or to planes, one of them";
+  CHECK(gated(nullptr, nullptr, {1, 32, 64}) == one_of_them);
+  CHECK(gated(out.data(), out.data(), {1, 32, 64}) == one_of_them);
+  CHECK(gated(nullptr, out.data(), {1, 33, 64}) ==
+        "mmvq_tiles: planes of results are one token's and whole blocks of 32, not nt 1 and od 33");
+  CHECK(gated(nullptr, out.data(), {2, 32, 64}) ==
+        "mmvq_tiles: planes of results are one token's and whole blocks of 32, not nt 2 and od 32");
+  CHECK(launch_mmvq_tiles(WeightType::q4_0, {}, {x.data()}, 1, 64, stream).message() ==
         "mmvq_tiles: 1 to 3 matrices at once, not 0");
 }
 
@@ -225,16 +247,16 @@ TEST_CASE("several matrices, biases, residuals and a gate in one launch") {
     outs.emplace_back(static_cast<std::size_t>(nt * od), "out");
     plain.emplace_back(static_cast<std::size_t>(nt * od), "plain");
     const MmvqPart alone{weights.back().data(), plain.back().data(), od};
-    require(launch_mmvq_tiles(type, {&alone, 1}, planes.data(), nt, id, stream));
+    require(launch_mmvq_tiles(type, {&alone, 1}, {planes.data()}, nt, id, stream));
   }
   for (std::size_t p = 0; p < 3; ++p) {
     parts.push_back({weights[p].data(), outs[p].data(), ods[p], p == 1 ? nullptr : bias.data(),
                      p == 2 ? residual.data() : nullptr});
   }
-  require(launch_mmvq_tiles(type, parts, planes.data(), nt, id, stream));
+  require(launch_mmvq_tiles(type, parts, {planes.data()}, nt, id, stream));
   GuardedBuffer<float> gated(static_cast<std::size_t>(nt * 37), "gated");
-  require(launch_mmvq_tiles_swiglu(type, weights[0].data(), weights[0].data(), planes.data(), gated.data(),
-                                   {nt, 37, id}, stream));
+  require(launch_mmvq_tiles_swiglu(type, weights[0].data(), weights[0].data(), {planes.data()}, gated.data(),
+                                   nullptr, {nt, 37, id}, stream));
   stream.synchronize();
   std::vector<float> b(64), res(nt * 64), g(nt * 37);
   bias.download(b);
@@ -255,5 +277,94 @@ TEST_CASE("several matrices, biases, residuals and a gate in one launch") {
               1e-5 * (1 + want[i] * want[i]));
     }
     CHECK(same);
+  }
+}
+
+namespace {
+
+/// A random matrix in tiles.
+Buffer<unsigned char> random_tiles(WeightType type, int od, int id, unsigned seed, Stream& stream) {
+  Buffer<unsigned char> blocks(static_cast<std::size_t>(od) * row_bytes(type, id), "blocks");
+  fill_weights(blocks.data(), type, od, id, FillKind::uniform, seed, stream);
+  Buffer<unsigned char> made(tiles::bytes(type, {1, od, id}), "tiles");
+  require(tiles::launch_repack(type, blocks.data(), made.data(), {1, od, id}, stream));
+  stream.synchronize();
+  return made;
+}
+
+template <class T>
+std::vector<T> downloaded(const GuardedBuffer<T>& b) {
+  std::vector<T> host(b.size());
+  CHECK(b.download(host));
+  return host;
+}
+bool same_bytes(const auto& a, const auto& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("a row that the product's own blocks quantize gives the bits of planes") {
+  Stream stream;
+  const auto check = [&](WeightType type, int od, int id, bool normalised) {
+    CAPTURE(info(type).name);
+    CAPTURE(od);
+    CAPTURE(id);
+    CAPTURE(normalised);
+    const auto n = static_cast<std::size_t>(od);
+    const Buffer<unsigned char> weights = random_tiles(type, od, id, 5, stream);
+    Buffer<float> x(static_cast<std::size_t>(id), "x"), norm(x.size(), "norm");
+    fill(x.data(), x.size(), FillKind::uniform, 3, stream);
+    fill(norm.data(), norm.size(), FillKind::uniform, 4, stream);
+    const float* w = normalised ? norm.data() : nullptr;
+    GuardedBuffer<float> from_planes(n, "from planes"), from_row(n, "from row");
+    Buffer<unsigned char> planes(tile_acts::bytes(1, id), "planes");
+    require(tile_acts::launch_quantize(x.data(), w, 1e-6f, planes.data(), 1, id, stream));
+    const MmvqPart a{weights.data(), from_planes.data(), od}, b{weights.data(), from_row.data(), od};
+    require(launch_mmvq_tiles(type, {&a, 1}, {planes.data()}, 1, id, stream));
+    require(launch_mmvq_tiles(type, {&b, 1}, {nullptr, x.data(), w, 1e-6f}, 1, id, stream,
+                              {true, {{weights.data(), weights.size()}}}));
+    stream.synchronize();
+    const std::vector<float> got = downloaded(from_row);
+    CHECK(same_bytes(got, downloaded(from_planes)));
+    double sum = 0;
+    for (const float v : got) sum += std::fabs(v);
+    CHECK(sum > 0);
+  };
+  for (const WeightType type : types()) check(type, 19, 1280, true);
+  for (const WeightType type : {WeightType::q4_0, WeightType::q8_0}) {  // of sixteen and of eight warps
+    for (const int id : {32, 96, 896, 4128, 6176}) {
+      check(type, 1, id, true);
+      check(type, 33, id, false);
+    }
+  }
+  check(WeightType::q4_k, 35, 4864, true);
+  check(WeightType::q4_k, 2200, 256, true);  // blocks with several rows of one tile each
+}
+
+TEST_CASE("a gate's results as planes are those of its rows") {
+  Stream stream;
+  for (const auto& [type, od, id] : {std::tuple{WeightType::q4_0, 32, 32},
+                                     {WeightType::q4_0, 96, 896},
+                                     {WeightType::q8_0, 288, 96},
+                                     {WeightType::q4_k, 512, 256},
+                                     {WeightType::q6_k, 160, 1280},
+                                     {WeightType::q5_0, 4864, 64}}) {
+    CAPTURE(info(type).name);
+    CAPTURE(od);
+    const Buffer<unsigned char> gate = random_tiles(type, od, id, 5, stream),
+                                up = random_tiles(type, od, id, 6, stream);
+    Buffer<float> x(static_cast<std::size_t>(id), "x");
+    fill(x.data(), x.size(), FillKind::uniform, 3, stream);
+    GuardedBuffer<float> rows(static_cast<std::size_t>(od), "rows");
+    GuardedBuffer<unsigned char> want(tile_acts::bytes(1, od), "want"), got(want.size(), "got");
+    const MmvqActs acts{nullptr, x.data()};
+    require(launch_mmvq_tiles_swiglu(type, gate.data(), up.data(), acts, rows.data(), nullptr, {1, od, id},
+                                     stream));
+    require(tile_acts::launch_quantize(rows.data(), nullptr, 0.0f, want.data(), 1, od, stream));
+    require(launch_mmvq_tiles_swiglu(type, gate.data(), up.data(), acts, nullptr, got.data(), {1, od, id},
+                                     stream));
+    stream.synchronize();
+    CHECK(same_bytes(downloaded(got), downloaded(want)));
   }
 }

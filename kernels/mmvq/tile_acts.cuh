@@ -90,76 +90,163 @@ inline std::vector<unsigned char> from_blocks(const BlockQ8Pad40* blocks, long l
 
 /// Four activations of a block, lanes 8k..8k+7 together, to the planes of a group. All 32 lanes of a warp call this.
 /// @param b block of the row; beyond the row x must be zero
-__device__ __forceinline__ void store_eighth(float4 x, long long b, bool store, unsigned char* planes,
-                                             int token, int tokens, long long id) {
+/// @param store whether these eight lanes store what they have
+__device__ __forceinline__ void store_eighth(float4 x, long long b, unsigned char* planes, int token,
+                                             int tokens, long long id, bool store = true) {
   const int w = static_cast<int>(threadIdx.x % 8);
-  const Q8Eighth e = q8_eighth(x);
+  unsigned largest = q8_largest(x);
+#pragma unroll
+  for (int offset = 4; offset > 0; offset /= 2)
+    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+  const Q8Scale scale = q8_scale(largest);
+  const unsigned codes = q8_codes(x, scale.inverse);
   // Sums of either half: of lanes 0..3 and 4..7.
-  int half = q8_add(e.codes, 0);
+  int half = q8_add(codes, 0);
   half += __shfl_xor_sync(kAllLanes, half, 1);
   half += __shfl_xor_sync(kAllLanes, half, 2);
   const int upper = __shfl_xor_sync(kAllLanes, half, 4);
   if (!store) return;
-  *reinterpret_cast<unsigned*>(planes + code_at(b, token, tokens, w)) = e.codes;
+  *reinterpret_cast<unsigned*>(planes + code_at(b, token, tokens, w)) = codes;
   if (w == 0) {
     const unsigned sums = (static_cast<unsigned>(half) & 0xffffu) | static_cast<unsigned>(upper) << 16;
+    const auto d = static_cast<unsigned short>(q8_stored_scale(scale.d));
     *reinterpret_cast<uint2*>(planes + scale_at(b, token, tokens, id)) =
-        make_uint2(__float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(e.d)))), sums);
+        make_uint2(__float_as_uint(__half2float(__ushort_as_half(d))), sums);
   }
 }
 
-/// A row of activations to planes, by all threads of a block. Includes barriers if `norm` is given.
-/// @param x [id], or null for a token that only fills up its group
-/// @param norm [id] weights of a root-mean-square normalisation, or null for none
-/// @param partial [threads / 32] shared
-__device__ __forceinline__ void quantize_row(const float* x, const float* norm, float epsilon, int id,
-                                             unsigned char* planes, int token, int tokens, float* partial) {
-  const int threads = static_cast<int>(blockDim.x), me = static_cast<int>(threadIdx.x);
-  const float4* row = reinterpret_cast<const float4*>(x);
-  float scale = 1.0f;
-  if (norm != nullptr) {
-    // The sum of squares: lanes, warps, block. Every thread adds the warps' sums in the same order.
-    float sum = 0.0f;
-    for (int i = me; x != nullptr && i < id / 4; i += threads) {
-      const float4 v = row[i];
-      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
-    sum = warp_reduce_sum(sum);
-    if (me % 32 == 0) partial[me / 32] = sum;
-    __syncthreads();  // partial sums are written before any is read
-    float total = 0.0f;
-    for (int w = 0; w < threads / 32; ++w) total += partial[w];
-    __syncthreads();  // and read before the next token's are written
-    scale = 1.0f / sqrtf(total / static_cast<float>(id) + epsilon);
-  }
-  const int all = static_cast<int>(pairs(id)) * 16;  // fours of activations, padding included
-  for (int i0 = 0; i0 < all; i0 += threads) {
-    const int i = i0 + me;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (x != nullptr && i < id / 4) {
-      v = row[i];
-      if (norm != nullptr) {
-        const float4 n = reinterpret_cast<const float4*>(norm)[i];
-        v = make_float4(v.x * scale * n.x, v.y * scale * n.y, v.z * scale * n.z, v.w * scale * n.w);
-      }
-    }
-    store_eighth(v, i / 8, i < all, planes, token, tokens, id);
+/// One activation of each lane, a block of 32 together, to the planes of a token alone: the bits of store_eighth.
+__device__ __forceinline__ void store_lane(float x, long long b, unsigned char* planes, long long id) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  unsigned largest = __float_as_uint(x) & 0x7fffffffu;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+  const Q8Scale scale = q8_scale(largest);
+  const int code = scale.inverse == 0.0f ? 0 : __float2int_rn(x * scale.inverse);
+  int half = code;  // the sum of the lane's sixteen
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) half += __shfl_xor_sync(kAllLanes, half, offset);
+  const int upper = __shfl_xor_sync(kAllLanes, half, 16);
+  planes[code_at(b, 0, 1, lane / 4) + static_cast<std::size_t>(lane % 4)] = static_cast<unsigned char>(code);
+  if (lane == 0) {
+    const unsigned sums = (static_cast<unsigned>(half) & 0xffffu) | static_cast<unsigned>(upper) << 16;
+    const auto d = static_cast<unsigned short>(q8_stored_scale(scale.d));
+    *reinterpret_cast<uint2*>(planes + scale_at(b, 0, 1, id)) =
+        make_uint2(__float_as_uint(__half2float(__ushort_as_half(d))), sums);
   }
 }
+
+/// Zeros behind the last block of a token alone, to the end of its planes. By all threads of a block.
+__device__ __forceinline__ void store_padding(unsigned char* planes, long long id) {
+  const int words = static_cast<int>(pairs(id) * 2 - id / 32) * 10;
+  for (int i = static_cast<int>(threadIdx.x); i < words; i += static_cast<int>(blockDim.x)) {
+    const long long b = id / 32 + i / 10;
+    const int w = i % 10;  // eight words of codes, two of scale and sums
+    *reinterpret_cast<unsigned*>(
+        planes +
+        (w < 8 ? code_at(b, 0, 1, w) : scale_at(b, 0, 1, id) + static_cast<std::size_t>(w - 8) * 4)) = 0;
+  }
+}
+
+// ANCHOR: quantize_row
+/// A row on its way to planes, by the W warps of a block. A chunk is 128 activations, four a lane; warp w takes chunks w,
+/// w + W, ... and keeps the first of them in registers between the sum of squares and the codes.
+template <int W>
+struct RowQuantizer {
+  static constexpr int SLOTS = kWarp;  // sums of squares that are added up at the end, whatever W is
+  static constexpr int HELD = W < 8 ? 4 : (SLOTS + W - 1) / W;
+  float4 x[HELD], weight[HELD];
+
+  static __device__ __forceinline__ float4 four(const float* row, int chunk, int id) {
+    const int i = chunk * kWarp + static_cast<int>(threadIdx.x % kWarp);
+    return row != nullptr && i < id / 4 ? reinterpret_cast<const float4*>(row)[i]
+                                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  static __device__ __forceinline__ float add_squares(float4 v, float sum) {
+    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
+  }
+
+  /// What does not depend on the row, ahead of it. @param norm [id] or null
+  __device__ __forceinline__ void load_weights(const float* norm, int id) {
+    const int warp = static_cast<int>(threadIdx.x / kWarp);
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) weight[k] = four(norm, warp + k * W, id);
+  }
+
+  /// The row to the planes of a token; includes a barrier if `norm` is given.
+  /// @param row [id], or null for a token that only fills up its group
+  /// @param norm what load_weights had
+  /// @param partial [SLOTS] shared, which nobody reads or writes at the time of the call
+  __device__ __forceinline__ void store(const float* row, const float* norm, float epsilon, int id,
+                                        unsigned char* planes, int token, int tokens, float* partial) {
+    const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
+    const int chunks = static_cast<int>(pairs(id) / 2);  // those of the padding included
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) x[k] = four(row, warp + k * W, id);
+
+    // 1. The sum of squares. Slot s has chunks s, s + 32, ...: lanes apart, then lanes together; at the end all slots
+    //    together. So the bits do not depend on the number of warps.
+    float scale = 1.0f;
+    if (norm != nullptr) {
+      const auto slot = [&](int s, float4 first) {
+        float sum = add_squares(first, 0.0f);
+        for (int c = s + SLOTS; c < chunks; c += SLOTS) sum = add_squares(four(row, c, id), sum);
+        sum = warp_reduce_sum(sum);
+        if (lane == 0) partial[s] = sum;
+      };
+#pragma unroll
+      for (int k = 0; k < HELD; ++k) {
+        if (warp + k * W < SLOTS) slot(warp + k * W, x[k]);
+      }
+      for (int s = warp + HELD * W; s < SLOTS; s += W) slot(s, four(row, s, id));
+      __syncthreads();  // the sums of all slots are written before any is read
+      const float total = warp_reduce_sum(partial[lane]);
+      scale = 1.0f / sqrtf(total / static_cast<float>(id) + epsilon);
+    }
+
+    // 2. Codes and scales, zeros for the padding.
+    const auto chunk = [&](int c, float4 v, float4 n) {
+      if (norm != nullptr) {
+        v = make_float4(v.x * scale * n.x, v.y * scale * n.y, v.z * scale * n.z, v.w * scale * n.w);
+      }
+      store_eighth(v, c * (kWarp / 8) + lane / 8, planes, token, tokens, id);
+    };
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+      if (warp + k * W < chunks) chunk(warp + k * W, x[k], weight[k]);
+    }
+    for (int c0 = warp + HELD * W; c0 < chunks; c0 += HELD * W) {
+      float4 more[HELD], n[HELD];
+#pragma unroll
+      for (int k = 0; k < HELD; ++k) {
+        more[k] = four(row, c0 + k * W, id);
+        n[k] = four(norm, c0 + k * W, id);
+      }
+#pragma unroll
+      for (int k = 0; k < HELD; ++k) {
+        if (c0 + k * W < chunks) chunk(c0 + k * W, more[k], n[k]);
+      }
+    }
+  }
+};
+// ANCHOR_END: quantize_row
 
 // ANCHOR: quantize_tile_acts
 __global__ void __launch_bounds__(kThreads) quantize_tile_acts(
     const float* acts,               // [nt][id]; written by the kernel before this one, so not __restrict__
     const float* __restrict__ norm,  // [id] or null
     float epsilon, unsigned char* __restrict__ out, int nt, int id) {
-  __shared__ float partial[kThreads / 32];
+  __shared__ float partial[kWarp];
+  RowQuantizer<kThreads / kWarp> row;
   allow_next_kernel();
+  row.load_weights(norm, id);
   wait_for_previous_kernel();
   const long long t = blockIdx.x;  // 0..nt-1, and on to the end of the last group
   const long long last_group = (nt - 1) / kMostTokens;
   const Place p = place_of(t < nt ? t : nt - 1, nt, id);
   const int token = static_cast<int>(t < nt ? p.token : t - last_group * kMostTokens);
-  quantize_row(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens, partial);
+  row.store(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens, partial);
 }
 // ANCHOR_END: quantize_tile_acts
 
