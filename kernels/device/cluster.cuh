@@ -53,10 +53,11 @@ __device__ __forceinline__ std::uint32_t shared_address_in(unsigned block, const
 #endif
 }
 
-/// One arrival at the mbarrier at `address`.
+/// One arrival at the mbarrier at `address`: for what the copy engine and the tensor cores do with shared memory. It
+/// orders no ordinary accesses of other blocks; an arrival that does costs a fence of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t address) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 #else
   (void)address;
   needs_sm90("mbarrier in a cluster");

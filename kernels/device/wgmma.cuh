@@ -309,4 +309,14 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 #endif
 }
 
+/// An arrival at the same barrier that waits for nobody: `threads` counts these too.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#else
+  (void)id, (void)threads;
+  needs_sm90("named barriers beside wgmma");
+#endif
+}
+
 }  // namespace ladder
