@@ -11,15 +11,19 @@
 #include <vector>
 
 #include "chapters/09-qwen/version.hpp"
+#include "kernels/dispatch/switches.hpp"
 
 namespace ladder::qwen {
 namespace {
 
-constexpr const char* kFooter =
-    "`qwen COMMAND --help` lists the options of a command.\n"
-    "Exit status: 0 done, 1 failed, 2 called wrongly, 130 ended by Ctrl-C.\n"
-    "Environment: LADDER_EMULATOR_DEVICE=SLUG, the device whose limits the emulator enforces (a file of "
-    "data/devices).";
+std::string footer() {
+  return "`qwen COMMAND --help` lists the options of a command.\n"
+         "Exit status: 0 done, 1 failed, 2 called wrongly, 130 ended by Ctrl-C.\n"
+         "Environment, read once:\n" +
+         dispatch::switches_help() +
+         "  LADDER_EMULATOR_DEVICE=SLUG   the device whose limits the emulator enforces (a file of "
+         "data/devices)";
+}
 
 /// llama.cpp has options of several letters behind one dash, which are a bundle of one-letter options to most
 /// parsers.
@@ -79,7 +83,7 @@ class CommandLine {
       : app_("Runs Qwen2 and Qwen2.5 models from GGUF files with the kernels of this workbook.", "qwen") {
     app_.set_version_flag("--version", std::string("qwen ") + build_version() + " (" + build_commit() + ")");
     app_.require_subcommand(1);
-    app_.footer(kFooter);
+    app_.footer(footer());
     app_.formatter(std::make_shared<Formatter>());
     add_run();
     add_chat();
@@ -306,8 +310,10 @@ class CommandLine {
   }
 
   void add_explain() {
-    CLI::App* sub = command("explain", "what a file holds, and how fast each device could decode it at best",
-                            [this] { return explain_command(explain_); });
+    CLI::App* sub = command(
+        "explain",
+        "what a file holds, how fast each device could decode it at best, and which kernel multiplies what",
+        [this] { return explain_command(explain_); });
     sub->add_option("MODEL", explain_.model, "GGUF file; its headers are enough")->required();
     sub->add_option("--bandwidth", explain_.bandwidths, "NAME=GBPS: a device more; may be repeated")
         ->expected(1)
@@ -315,6 +321,16 @@ class CommandLine {
     sub->add_option("-c,--ctx-size", explain_.context, "tokens in the KV cache, which a step reads too")
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
+    sub->add_option(
+        "--device", explain_.device,
+        "slug of the GPU that kernels are chosen for (default: this machine's, else the emulator's)");
+    sub->add_option("--gates", explain_.gates,
+                    "table of gates: default, seed, or a file (default: the device's)");
+    sub->add_option("--nt", explain_.rows, "numbers of token rows to choose kernels for")
+        ->capture_default_str();
+    sub->add_flag("--exact", explain_.exact, "as run --exact would multiply");
+    sub->add_flag("--reasons", explain_.reasons, "say why the gates before did not decide");
+    sub->add_flag("--show-gates", explain_.show_gates, "print the table of gates too");
     sub->add_flag("--json", explain_.json, "one JSON object");
   }
 

@@ -98,6 +98,10 @@ struct ExplainOptions {
   std::string model;
   std::vector<std::string> bandwidths;  ///< "NAME=GBPS"
   int context = 0;                      ///< tokens in the KV cache that a step also reads
+  std::string device;            ///< slug; empty: the GPU of this machine, else what the emulator models
+  std::string gates;             ///< as LADDER_GATES; empty: what that says
+  std::string rows = "1,8,512";  ///< numbers of token rows, a list
+  bool exact = false, reasons = false, show_gates = false;
   bool json = false;
 };
 int explain_command(const ExplainOptions& options);

@@ -10,15 +10,19 @@
 #include <vector>
 
 #include "chapters/09-qwen/model.hpp"
+#include "harness/device/device_info.hpp"
+#include "kernels/dispatch/dispatch.hpp"
 
 namespace ladder::qwen {
 
 struct EngineOptions {
-  int context = 0;     ///< tokens of KV cache; 0: the model's context_length, at most 4096
-  bool kv_f16 = true;  ///< f16 or f32 keys and values
-  int threads = 0;     ///< cpu: 0 is one for each CPU
-  int batch = 512;     ///< largest number of rows of one prefill pass (longer prompts go in pieces)
-  bool exact = false;  ///< multiply with f32 activations, on any executor, instead of rounding them to int8
+  int context = 0;              ///< tokens of KV cache; 0: the model's context_length, at most 4096
+  bool kv_f16 = true;           ///< f16 or f32 keys and values
+  int threads = 0;              ///< cpu: 0 is one for each CPU
+  int batch = 512;              ///< largest number of rows of one prefill pass (longer prompts go in pieces)
+  bool exact = false;           ///< multiply with f32 activations, on any executor, instead of rounding them
+  dispatch::Switches switches;  ///< of the device engine; nothing else reads the environment
+  dispatch::Table gates = dispatch::default_table();  ///< which kernel multiplies, on the device
   /// Called while weights load, with bytes done and bytes in all; the last call has done == total. May be
   /// empty.
   std::function<void(std::uint64_t, std::uint64_t)> on_progress;
@@ -47,10 +51,6 @@ class Engine {
   /// ContextFull when the tokens do not fit (nothing is then changed).
   virtual void evaluate(std::span<const std::int32_t> tokens, std::span<float> logits) = 0;
 
-  /// Room for a token's logits that belongs to the engine: evaluate() has nothing to copy when it is given this span.
-  /// Empty for an engine to which all memory is the same.
-  [[nodiscard]] virtual std::span<float> logits_room() { return {}; }
-
   /// Forgets all tokens from `position` on. 0 <= position <= position().
   virtual void truncate(int position) = 0;
 };
@@ -77,6 +77,8 @@ void check_truncate(const Engine& engine, int position);
 [[nodiscard]] const char* device_executor();
 /// Whether there is such a device; always true for the emulator.
 [[nodiscard]] bool device_present();
+/// What kernels are chosen by: the GPU, or the one that the emulator models.
+[[nodiscard]] DeviceInfo build_device();
 
 /// The rotations of RoPE, NEOX pairing: for pair i of a head (i < head_dim/2) at `position`, with YaRN where
 /// the model asks for it. Computed in f64, rounded once.

@@ -15,6 +15,7 @@
 #include <random>
 
 #include "chapters/09-qwen/progress.hpp"
+#include "kernels/dispatch/tables.hpp"
 
 namespace ladder::qwen {
 namespace {
@@ -101,6 +102,21 @@ void print(std::string_view text) {
 
 Session::Session(const std::string& path) : file(readable(path)), model(file), tokenizer(file) {}
 
+dispatch::Switches environment_switches() {
+  dispatch::Switches switches;
+  if (Status ok = dispatch::read_switches(std::getenv, &switches); !ok.ok()) throw CommandError(ok.message());
+  return switches;
+}
+
+dispatch::Table gates_for(const dispatch::Switches& switches, const DeviceInfo& device) {
+  dispatch::Table table;
+  if (Status ok = dispatch::choose_table(switches.gates, device.slug, dispatch::gates_files(), &table);
+      !ok.ok()) {
+    throw CommandError(ok.message());
+  }
+  return table;
+}
+
 std::vector<Token> Session::padding() const {
   std::vector<Token> padding;
   for (Token t = 0; t < model.hp.vocabulary; ++t) {
@@ -116,6 +132,8 @@ std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& o
   engine.threads = options.threads;
   engine.batch = options.batch;
   engine.exact = options.exact;
+  engine.switches = environment_switches();
+  if (on_device) engine.gates = gates_for(engine.switches, build_device());
   ProgressBar bar("loading " + session.model.name);
   engine.on_progress = [&bar](std::uint64_t done, std::uint64_t total) { bar.update(done, total); };
   try {

@@ -10,6 +10,8 @@
 #include "chapters/09-qwen/gguf.hpp"
 #include "chapters/09-qwen/model.hpp"
 #include "chapters/09-qwen/tokenizer.hpp"
+#include "harness/device/device_info.hpp"
+#include "kernels/dispatch/dispatch.hpp"
 
 namespace ladder::qwen {
 
@@ -32,6 +34,11 @@ void require_writable(const std::string& path);
 
 /// One line to stdout, or all of `text` as it is. Throws if it cannot be written (disk full).
 void print(std::string_view text);
+
+/// The switches of this process's environment. Throws CommandError for a value that a switch does not have.
+[[nodiscard]] dispatch::Switches environment_switches();
+/// The table of gates that the switches ask for. Throws CommandError for a file that is none.
+[[nodiscard]] dispatch::Table gates_for(const dispatch::Switches& switches, const DeviceInfo& device);
 
 /// Members point into each other, so it stays where it was made.
 class Session {
