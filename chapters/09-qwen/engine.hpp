@@ -51,6 +51,10 @@ class Engine {
   /// ContextFull when the tokens do not fit (nothing is then changed).
   virtual void evaluate(std::span<const std::int32_t> tokens, std::span<float> logits) = 0;
 
+  /// Room for a token's logits that belongs to the engine: evaluate() has nothing to copy when it is given this span.
+  /// Empty for an engine to which all memory is the same.
+  [[nodiscard]] virtual std::span<float> logits_room() { return {}; }
+
   /// Forgets all tokens from `position` on. 0 <= position <= position().
   virtual void truncate(int position) = 0;
 };

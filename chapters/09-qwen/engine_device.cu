@@ -23,6 +23,7 @@
 #include "chapters/09-qwen/engine.hpp"
 #include "harness/device/device.hpp"
 #include "harness/experiment/fill.hpp"
+#include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_f32.cuh"
 #include "kernels/elementwise/add_bias.cuh"
 #include "kernels/elementwise/add_residual.cuh"
@@ -42,6 +43,8 @@ namespace {
 
 constexpr bool kOverlap =
     true;  ///< launches may begin before the one before has ended: every kernel here waits
+/// Weights that a launch asks for on behalf of the next one: what the memory delivers while one ends and the other begins.
+constexpr std::size_t kAhead = 8U << 20;
 constexpr int kMostLogitsRows =
     tile_acts::kMostTokens;  ///< logits that are on the device at once: a row is 608 KB
 
@@ -111,6 +114,13 @@ class DeviceEngine final : public Engine {
     up_ = floats(rows, hp.feed_forward_length, "up");
     planes_ = Buffer<unsigned char>(tile_acts::bytes(rows, longest_row()), "int8 activations");
     logits_ = floats(logits_rows(), hp.vocabulary, "logits");
+    row_ = HostBuffer<float>(static_cast<std::size_t>(hp.vocabulary));
+    if (one_launch_attends()) {
+      workspace_ =
+          Buffer<unsigned char>(attention_decode_workspace(heads_, options_.context, multiprocessor_count()),
+                                "pieces of attention");
+      workspace_.fill_bytes(0);
+    }
     keys_ = Buffer<KV>(product(hp.block_count, context * heads_.kv_length()), "key cache");
     values_ = Buffer<KV>(product(hp.block_count, context * heads_.kv_length()), "value cache");
     upload_rotations();
@@ -137,7 +147,7 @@ class DeviceEngine final : public Engine {
         decode(every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
         continue;
       }
-      forward(rows);
+      rows == 1 ? forward_one() : forward(rows);
       if (wanted && every_row) {
         read_logits(0, rows, logits.subspan(static_cast<std::size_t>(done) * vocabulary));
       } else if (wanted) {
@@ -148,6 +158,8 @@ class DeviceEngine final : public Engine {
     }
     position_ += n;
   }
+
+  [[nodiscard]] std::span<float> logits_room() override { return {row_.data(), row_.size()}; }
 
   void truncate(int position) override {
     check_truncate(*this, position);
@@ -180,6 +192,8 @@ class DeviceEngine final : public Engine {
   [[nodiscard]] bool tiled(const gguf::Tensor* t) const {
     return !options_.exact && tiles::has_tiles(t->type);
   }
+  /// Whether the kernel for one token takes these heads; others rotate, store and attend in two launches.
+  [[nodiscard]] bool one_launch_attends() const { return attention_decode_supported<KV>(heads_).ok(); }
   [[nodiscard]] bool keeps_rows(const gguf::Tensor* t) const { return !tiled(t) || t == model_.token_embd; }
   [[nodiscard]] bool keeps_tiles(const gguf::Tensor* t) const {
     return tiled(t) && (t != model_.token_embd || model_.tied);
@@ -305,8 +319,8 @@ class DeviceEngine final : public Engine {
         float* out = p.out + product(t0, od);
         parts.push_back({tiles_of(p.weights), out, od, floats_of(p.bias), p.add ? out : nullptr});
       }
-      queue(launch_mmvq_tiles(type, parts, group(t0, id), std::min(nt - t0, tile_acts::kMostTokens), id,
-                              stream_, kOverlap));
+      queue(launch_mmvq_tiles(type, parts, {group(t0, id)}, std::min(nt - t0, tile_acts::kMostTokens), id,
+                              stream_, {kOverlap}));
     }
   }
 
@@ -331,8 +345,9 @@ class DeviceEngine final : public Engine {
     quantize(x_.data(), l.ffn_norm, nt, id);
     for (int t0 = 0; t0 < nt; t0 += tile_acts::kMostTokens) {
       queue(launch_mmvq_tiles_swiglu(l.ffn_gate->type, tiles_of(l.ffn_gate), tiles_of(l.ffn_up),
-                                     group(t0, id), gate_.data() + product(t0, ff),
-                                     {std::min(nt - t0, tile_acts::kMostTokens), ff, id}, stream_, kOverlap));
+                                     {group(t0, id)}, gate_.data() + product(t0, ff), nullptr,
+                                     {std::min(nt - t0, tile_acts::kMostTokens), ff, id}, stream_,
+                                     {kOverlap}));
     }
   }
 
@@ -381,6 +396,138 @@ class DeviceEngine final : public Engine {
     }
   }
 
+  // One token: five launches a layer. What a launch needs as int8 is either made by the launch before it or by the blocks
+  // of its own, and the memory is never asked for nothing: a launch that has asked for its last weights asks for the next
+  // ones.
+
+  /// A row of f32, normalised if `norm` is given, or planes that the launch before has made.
+  MmvqActs acts_of(const float* row, const gguf::Tensor* norm) const {
+    return {nullptr, row, floats_of(norm), model_.hp.rms_epsilon};
+  }
+
+  /// What a launch that multiplies these matrices begins with, kAhead bytes in all.
+  void ask_next(std::initializer_list<const gguf::Tensor*> matrices, MmvqLaunch& how) const {
+    std::size_t n = 0, all = 0;
+    for (const gguf::Tensor* t : matrices) {
+      if (tiled(t)) all += tiles::bytes(t->type, shape_of(t));
+    }
+    for (const gguf::Tensor* t : matrices) {
+      if (!tiled(t)) continue;
+      const std::size_t bytes = tiles::bytes(t->type, shape_of(t));
+      const double share = std::min(1.0, static_cast<double>(kAhead) / static_cast<double>(all));
+      how.next[n++] = {tiles_of(t), static_cast<std::size_t>(share * static_cast<double>(bytes))};
+    }
+  }
+
+  /// Products of one token, all with the same activations: a launch for each type of tiles, one after the other where
+  /// there are several; what has no tiles takes `row`, which is then needed.
+  void multiply_one(std::span<const Product> products, const MmvqActs& acts, const float* row,
+                    const gguf::Tensor* norm, const MmvqLaunch& how) {
+    const auto id = static_cast<int>(products[0].weights->row_length());
+    std::set<WeightType> done;
+    bool normed = false;
+    for (const Product& p : products) {
+      const WeightType type = p.weights->type;
+      if (!tiled(p.weights)) {
+        if (norm != nullptr && !normed) {
+          queue(launch_rms_norm(row, floats_of(norm), normed_.data(), 1, id, model_.hp.rms_epsilon, stream_,
+                                kOverlap));
+          normed = true;
+        }
+        multiply_floats(p, norm != nullptr ? normed_.data() : row, 1);
+      } else if (done.insert(type).second) {
+        std::vector<MmvqPart> parts;
+        for (const Product& q : products) {
+          if (q.weights->type != type || !tiled(q.weights)) continue;
+          parts.push_back({tiles_of(q.weights), q.out, static_cast<int>(q.weights->rows()), floats_of(q.bias),
+                           q.add ? q.out : nullptr});
+        }
+        queue(launch_mmvq_tiles(type, parts, acts, 1, id, stream_, how));
+      }
+    }
+  }
+
+  /// Queues a forward pass of one token, whose step is set; x_ then holds the last layer's row.
+  void forward_one() {
+    const Hyperparameters& hp = model_.hp;
+    queue(launch_embedding_rows(model_.token_embd->type, rows_of(model_.token_embd), token_ids(), x_.data(),
+                                1, hp.embedding_length, hp.vocabulary, stream_));
+    for (std::size_t i = 0; i < model_.layers.size(); ++i) {
+      const Layer& l = model_.layers[i];
+      const std::size_t cache_at =
+          product(static_cast<std::int64_t>(i), std::int64_t{options_.context} * heads_.kv_length());
+      KV* keys = keys_.data() + cache_at;
+      KV* values = values_.data() + cache_at;
+      MmvqLaunch qkv_launch{kOverlap}, output_launch{kOverlap}, gate_launch{kOverlap}, down_launch{kOverlap};
+      ask_next({l.attn_output}, qkv_launch);
+      ask_next({l.ffn_gate, l.ffn_up}, output_launch);
+      ask_next({l.ffn_down}, gate_launch);
+      if (i + 1 < model_.layers.size()) {
+        const Layer& after = model_.layers[i + 1];
+        ask_next({after.attn_q, after.attn_k, after.attn_v}, down_launch);
+      } else {
+        ask_next({model_.output}, down_launch);
+      }
+
+      // ANCHOR: layer_of_one
+      // 1. Attention: x += output . attention(rope(q), rope(k), v), all of norm(x).
+      const Product qkv[] = {{l.attn_q, q_.data(), l.attn_q_bias},
+                             {l.attn_k, k_.data(), l.attn_k_bias},
+                             {l.attn_v, v_.data(), l.attn_v_bias}};
+      multiply_one(qkv, acts_of(x_.data(), l.attn_norm), x_.data(), l.attn_norm, qkv_launch);
+      const bool planes = attend_one(keys, values, tiled(l.attn_output));
+      const Product output = {l.attn_output, x_.data(), nullptr, true};
+      multiply_one({&output, 1}, planes ? MmvqActs{planes_.data()} : acts_of(mixed_.data(), nullptr),
+                   mixed_.data(), nullptr, output_launch);
+
+      // 2. Feed-forward: x += down . (silu(gate) * up), both of norm(x).
+      const bool gated = swiglu_one(l, gate_launch);
+      const Product down = {l.ffn_down, x_.data(), nullptr, true};
+      multiply_one({&down, 1}, gated ? MmvqActs{planes_.data()} : acts_of(gate_.data(), nullptr),
+                   gate_.data(), nullptr, down_launch);
+      // ANCHOR_END: layer_of_one
+    }
+  }
+
+  /// Attention of one token to planes_, if it is asked for and there is a kernel that makes them, else to mixed_.
+  bool attend_one(KV* keys, KV* values, bool planes) {
+    if (!one_launch_attends()) {
+      queue(launch_rope_store(q_.data(), k_.data(), v_.data(), cosines_.data(), sines_.data(), keys, values,
+                              1, first_position(), heads_, stream_, kOverlap));
+      queue(launch_attention_f32<KV>(q_.data(), keys, values, mixed_.data(), 1, first_position(), heads_,
+                                     stream_, kOverlap));
+      return false;
+    }
+    AttentionDecode<KV> a;
+    a.q = q_.data(), a.k = k_.data(), a.v = v_.data();
+    a.cosines = cosines_.data(), a.sines = sines_.data();
+    a.keys = keys, a.values = values;
+    a.position = first_position();
+    a.out = planes ? nullptr : mixed_.data();
+    a.planes = planes ? planes_.data() : nullptr;
+    a.workspace = workspace_.data();
+    a.shape = heads_, a.context = options_.context;
+    a.early = true;  // the token's embedding was looked up by a launch that waited for all before it
+    queue(launch_attention_decode(a, stream_, kOverlap));
+    return planes;
+  }
+
+  /// silu(norm(x_) . gate^T) * (norm(x_) . up^T) of one token, to planes_ if one launch can do it all, else to gate_.
+  bool swiglu_one(const Layer& l, const MmvqLaunch& how) {
+    const MmvqActs acts = acts_of(x_.data(), l.ffn_norm);
+    if (!tiled(l.ffn_gate) || l.ffn_gate->type != l.ffn_up->type) {
+      const Product both[] = {{l.ffn_gate, gate_.data()}, {l.ffn_up, up_.data()}};
+      multiply_one(both, acts, x_.data(), l.ffn_norm, how);
+      queue(launch_swiglu(gate_.data(), up_.data(), l.ffn_gate->rows(), stream_, kOverlap));
+      return false;
+    }
+    const bool planes = tiled(l.ffn_down);
+    queue(launch_mmvq_tiles_swiglu(l.ffn_gate->type, tiles_of(l.ffn_gate), tiles_of(l.ffn_up), acts,
+                                   planes ? nullptr : gate_.data(), planes ? planes_.data() : nullptr,
+                                   {1, l.ffn_gate->rows(), l.ffn_gate->row_length()}, stream_, how));
+    return planes;
+  }
+
   /// Queues the logits of rows r0 .. r0+rows-1 of x_, at most logits_rows() of them.
   void queue_logits(int r0, int rows) {
     const Product output = {model_.output, logits_.data()};
@@ -391,8 +538,10 @@ class DeviceEngine final : public Engine {
   /// second time recorded, and from then on replayed: a call for all of them. Synchronises.
   void decode(std::span<float> logits) {
     const auto queue_all = [this] {
-      forward(1);
-      queue_logits(0, 1);
+      forward_one();
+      const Product output = {model_.output, row_.data()};
+      multiply_one({&output, 1}, acts_of(x_.data(), model_.output_norm), x_.data(), model_.output_norm,
+                   {kOverlap});
     };
     if (launches_per_token_ == 0) {
       const int before = launches_ - 1;  // one has set the step
@@ -412,7 +561,8 @@ class DeviceEngine final : public Engine {
       }
       recorded_->launch(stream_);
     }
-    download_logits(1, logits);
+    stream_.synchronize();
+    if (logits.data() != row_.data()) std::copy(row_.data(), row_.data() + row_.size(), logits.data());
   }
 
   /// Logits of rows r0 .. r0+rows-1 of x_, a few at a time. Synchronises.
@@ -442,8 +592,10 @@ class DeviceEngine final : public Engine {
   Buffer<std::int32_t> step_;      // [1 + batch]: first position, token ids
   Buffer<float> x_, normed_, q_, k_, v_, mixed_, added_, gate_, up_;  // [batch][...]
   Buffer<unsigned char> planes_;                                      // activations as int8, of [batch][...]
+  Buffer<unsigned char> workspace_;                                   // of attention_decode
   Buffer<float> logits_;                                              // [logits_rows][vocabulary]
-  std::optional<Graph> recorded_;                                     // a token and its logits
+  HostBuffer<float> row_;          // one token's logits, written by the kernel that computes them
+  std::optional<Graph> recorded_;  // a token and its logits
 };
 
 }  // namespace
