@@ -75,9 +75,9 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
   const auto interrupted = [&options] { return options.interrupted && options.interrupted(); };
   Generation result;
   Statistics& statistics = result.statistics;
-  const std::span<float> room = engine.logits_room();
-  std::vector<float> own(room.empty() ? static_cast<std::size_t>(vocabulary) : 0);
-  const std::span<float> logits = room.empty() ? std::span(own) : room;
+  const std::span<float> theirs = engine.logits_room();
+  std::vector<float> own(theirs.empty() ? static_cast<std::size_t>(vocabulary) : 0);
+  const std::span<float> logits = theirs.empty() ? std::span(own) : theirs;
 
   // 1. The prompt, many rows at a time. Only its last row's logits are of use.
   const auto batch = static_cast<std::size_t>(std::max(1, options.batch));
