@@ -25,6 +25,7 @@
 #include <string>
 
 #include "harness/device/device.hpp"
+#include "kernels/attention/powers.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/pdl.cuh"
@@ -69,9 +70,6 @@ inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
 inline constexpr int kTile = 16;  // positions that a warp takes at a time
 inline constexpr int kHeads = 8;  // of a group: columns of an mma instruction
 inline constexpr int kAlone = 256, kLeast = 128;
-/// Weights are at most 2^14 when they are rounded to f16: what is 2^-28 of the largest still has all its digits.
-inline constexpr float kWeightUnit = 16384.0f;
-
 /// Positions of a piece: no more pieces than splits, whole tiles.
 __host__ __device__ constexpr int piece(int positions, const AttentionDecodePlan& plan) {
   if (positions <= plan.alone) return plan.alone;
@@ -79,15 +77,11 @@ __host__ __device__ constexpr int piece(int positions, const AttentionDecodePlan
   return even > plan.least ? even : plan.least;
 }
 
-/// 2^x of a difference from the largest score; 0 for a score of -infinity even where nothing is larger.
-__device__ __forceinline__ float weight_of(float score, float highest) {
-  return score == -INFINITY ? 0.0f : exp2f(score - highest);
+/// 2^(score - highest + unit); 0 for a score of -infinity even where nothing is larger.
+__device__ __forceinline__ float weight_of(float score, float highest, float unit = 0.0f) {
+  return score == -INFINITY ? 0.0f : power_of_two(score - highest + unit);
 }
 
-__device__ __forceinline__ unsigned pack_halves(float a, float b) {
-  return static_cast<unsigned>(__half_as_ushort(__float2half_rn(a))) |
-         static_cast<unsigned>(__half_as_ushort(__float2half_rn(b))) << 16;
-}
 /// What rounding to f16 takes from v, rounded itself.
 __device__ __forceinline__ float half_rest(float v) { return v - __half2float(__float2half_rn(v)); }
 
@@ -444,7 +438,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     float weight[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      weight[i] = weight_of(score[i], highest) * kWeightUnit;
+      weight[i] = weight_of(score[i], highest, kWeightLog2);
       total += weight[i];
     }
     const float even = __shfl_sync(kAllLanes, shrink, lane % 4 * 8);  // of the heads whose sums the lane has
