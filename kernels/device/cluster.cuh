@@ -27,6 +27,20 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+/// The same without the fence of the whole GPU: what a thread wrote before is not made visible to other blocks. For
+/// blocks that only need to know that the others have come this far; barriers, after mbarrier_init_fence(), are
+/// visible.
+__device__ __forceinline__ void cluster_barrier_relaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n\t"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#else
+  needs_sm90("barrier.cluster");
+#endif
+}
+
 /// This block's number in its cluster.
 __device__ __forceinline__ unsigned cluster_block() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -114,7 +114,7 @@ __device__ __forceinline__ void gemm_wgmma_add_parts(float (&d)[BN / 2], unsigne
   constexpr int kSenders = 128 * gemm_wgmma::kMultipliers, kSlice = (BN / 8 + CK - 1) / CK;
   static_assert(CK * kSlice * kSenders * 16 <=
                 gemm_wgmma::Tile<BN>::kStages * gemm_wgmma::Tile<BN>::kStageBytes);
-  cluster_barrier();  // every block of the cluster is done with its ring
+  cluster_barrier_relaxed();  // every block of the cluster is done with its ring
   const unsigned me = cluster_block() % static_cast<unsigned>(cm);
 #pragma unroll
   for (int owner = 0; owner < CK; ++owner) {
@@ -260,7 +260,8 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
     }
     mbarrier_init_fence();
   }
-  cluster_barrier();  // copies of other blocks may come from here on
+  __syncthreads();
+  cluster_barrier_relaxed();  // copies of other blocks may come from here on
 
   const int clusters = static_cast<int>(gridDim.x) / blocks, units = tiles_m * tiles_n;
   const int begin = static_cast<int>(static_cast<long long>(steps) * part / CK);
@@ -322,8 +323,8 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
       allow_next_kernel();
     }
     __syncwarp();
-    if (CK > 1) cluster_barrier();
-    cluster_barrier();
+    if (CK > 1) cluster_barrier_relaxed();
+    cluster_barrier_relaxed();
   } else {
     // 3. Two groups of four warps multiply.
     registers_increase<232>();
@@ -362,7 +363,7 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
       gemm_wgmma_store<BN>(d, out, token, row, nt, od, low, high);
     }
     // No block ends while others still arrive at its barriers.
-    if (CK == 1) cluster_barrier();
+    if (CK == 1) cluster_barrier_relaxed();
   }
 }
 
