@@ -12,6 +12,7 @@
 
 #include "harness/device/device.hpp"
 #include "harness/device/doctest_main.hpp"
+#include "kernels/device/cluster.cuh"
 #include "kernels/device/cp_async.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/ldmatrix.cuh"
@@ -621,6 +622,90 @@ __global__ void wgmma_product(const half* a, const half* b, float* d) {
   }
 }
 
+/// d[64][N] = a[64][64] . b[N][64]^T with operands that the copy engine swizzles; A from shared memory or from registers.
+template <int N, bool REGISTERS>
+__global__ void __launch_bounds__(128, 1)
+    wgmma_swizzled(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+                   const half* a, float* d) {
+  auto* tile = dynamic_shared<unsigned char>();
+  tile += (1024 - reinterpret_cast<std::uintptr_t>(tile) % 1024) % 1024;  // [64][64], [N][64] halves
+  __shared__ std::uint64_t full;
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(a_map);
+    prefetch_tensor_map(b_map);
+    mbarrier_init(&full, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect_bytes(&full, (64 + N) * 128);
+    tensor_copy_2d(tile, a_map, 0, 0, &full);
+    tensor_copy_2d(tile + 64 * 128, b_map, 0, 0, &full);
+  }
+  __syncthreads();
+  mbarrier_wait(&full, 0);
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float sum[N / 2];
+  for (int i = 0; i < N / 2; ++i) sum[i] = __int_as_float(0x7fffffff);  // NaN: the first product must not add
+  const std::uint64_t shared_a = wgmma_descriptor_128b(tile);
+  const std::uint64_t shared_b = wgmma_descriptor_128b(tile + 64 * 128);
+  std::uint32_t fragment[4][4];
+  for (unsigned k = 0; k < 4; ++k) {
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned row = 16 * warp + lane / 4 + 8 * (i % 2), at = 16 * k + 8 * (i / 2) + 2 * (lane % 4);
+      fragment[k][i] = *reinterpret_cast<const std::uint32_t*>(a + row * 64 + at);
+    }
+    wgmma_hold(fragment[k]);
+  }
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (REGISTERS) {
+      wgmma_f16<N>(sum, fragment[k], wgmma_next_k(shared_b, k), k > 0);
+    } else {
+      wgmma_f16<N>(sum, wgmma_next_k(shared_a, k), wgmma_next_k(shared_b, k), k > 0);
+    }
+  }
+  wgmma_commit_group();
+  wgmma_wait_group<0>();
+  wgmma_hold(sum);
+  for (unsigned i = 0; i < N / 2; ++i) {
+    d[(16 * warp + lane / 4 + 8 * (i / 2 % 2)) * N + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sum[i];
+  }
+}
+
+/// Each block of a cluster of two copies half of the box for both, adds 100 to what the other's first thread hands it,
+/// and the copy engine writes the box, which each has whole, to the block's place in the output.
+__global__ void cluster_box(const __grid_constant__ TensorMap in, const __grid_constant__ TensorMap out,
+                            float* handed) {
+  __shared__ __align__(1024) float box[16 * 32];
+  __shared__ __align__(16) float mail[4];
+  __shared__ std::uint64_t full, here;
+  const unsigned block = cluster_block();
+  if (threadIdx.x == 0) {
+    mbarrier_init(&full, 1);
+    mbarrier_init(&here, 2);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect_bytes(&full, sizeof box);
+  }
+  __syncthreads();
+  cluster_barrier_relaxed();
+  if (threadIdx.x == 0) {
+    tensor_copy_2d_multicast(box + block * 8 * 32, in, static_cast<int>(block) * 8, 0, &full, 3);
+    const float v = static_cast<float>(block);
+    store_at(shared_address_in(1 - block, mail), make_float4(v, v + 10, v + 20, v + 30));
+  }
+  cluster_barrier();
+  mbarrier_wait(&full, 0);
+  if (threadIdx.x < 2) mbarrier_arrive_at(shared_address_in(threadIdx.x, &here));
+  mbarrier_wait(&here, 0);
+  if (threadIdx.x < 4) handed[block * 4 + threadIdx.x] = mail[threadIdx.x] + 100;
+  if (threadIdx.x == 0) {
+    tensor_store_2d(out, static_cast<int>(block) * 16, 0, box);
+    bulk_store_commit();
+    bulk_store_wait_read<0>();
+    bulk_store_wait();
+  }
+  cluster_barrier_relaxed();
+}
+
 TEST_CASE("a tensor map says what it does not take") {
   TensorMap map;
   Buffer<half> m(64, "m");
@@ -628,6 +713,12 @@ TEST_CASE("a tensor map says what it does not take") {
   CHECK(!make_tensor_map(map, m.data(), 8, 8, 0, 8).ok());
   CHECK(!make_tensor_map(map, m.data(), 8, 8, 257, 8).ok());
   CHECK(!make_tensor_map(map, m.data(), 8, 8, 8, 12).ok());
+  const TensorMapOptions floats{.element = TensorElement::f32};
+  CHECK(make_tensor_map(map, m.data(), 4, 6, 4, 4, floats).message().find("multiple of 4") !=
+        std::string::npos);
+  const TensorMapOptions swizzled{.swizzle = TensorSwizzle::bytes_128};
+  CHECK(make_tensor_map(map, m.data(), 1, 64, 8, 72, swizzled).message() ==
+        "tensor map: a box of 8 x 72 halves; allowed are 1 to 256 rows and 8 to 64 columns, a multiple of 8");
 }
 
 #if defined(__CUDACC__)
@@ -681,6 +772,81 @@ TEST_CASE("wgmma m64n64k16: exactly on integers, by the PTX ISA's layout") {
       CHECK(got[row * 64 + column] == sum);
     }
   }
+}
+
+namespace {
+
+template <int N, bool REGISTERS>
+void check_wgmma_swizzled() {
+  CAPTURE(N);
+  CAPTURE(REGISTERS);
+  Random r;
+  std::vector<half> a(64 * 64), b(N * 64);
+  for (half& v : a) v = __float2half(static_cast<float>(r.integer(-9, 9)));
+  for (half& v : b) v = __float2half(static_cast<float>(r.integer(-9, 9)));
+  const auto da = on_device(a, "a"), db = on_device(b, "b");
+  const TensorMapOptions options{TensorElement::f16, TensorSwizzle::bytes_128, true};
+  TensorMap a_map, b_map;
+  REQUIRE(make_tensor_map(a_map, da.data(), 64, 64, 64, 64, options).ok());
+  REQUIRE(make_tensor_map(b_map, db.data(), N, 64, N, 64, options).ok());
+  Buffer<float> d(64 * N, "d");
+  d.fill_bytes(0xff);
+  run_kernel(wgmma_swizzled<N, REGISTERS>, 128, 1024 + (64 + N) * 128, a_map, b_map, da.data(), d.data());
+  const auto got = on_host(d);
+  int wrong = 0;
+  for (int row = 0; row < 64; ++row) {
+    for (int column = 0; column < N; ++column) {
+      double sum = 0;
+      for (int k = 0; k < 64; ++k) {
+        sum += static_cast<double>(__half2float(a[row * 64 + k])) *
+               static_cast<double>(__half2float(b[column * 64 + k]));
+      }
+      wrong += got[row * N + column] != sum;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST_CASE("wgmma of every width, swizzled, with A in shared memory and in registers: exactly on integers") {
+  if (device_info().cc_major != 9) {
+    MESSAGE("skipped: needs compute capability 9.0");
+    return;
+  }
+  [&]<int... N>(std::integer_sequence<int, N...>) {
+    (check_wgmma_swizzled<N, false>(), ...);
+    (check_wgmma_swizzled<N, true>(), ...);
+  }
+  (std::integer_sequence<int, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256>{});
+}
+
+TEST_CASE("a cluster shares what it copies, writes to each other's memory, and the copy engine stores") {
+  if (!has_sm90()) {
+    MESSAGE("skipped: needs compute capability 9.0");
+    return;
+  }
+  constexpr int kRows = 16, kColumns = 36, kOutRows = 30;  // the last two rows of the second box hang over
+  std::vector<float> m(kRows * kColumns);
+  for (std::size_t i = 0; i < m.size(); ++i) m[i] = static_cast<float>(i + 1);
+  const auto in = on_device(m, "in");
+  Buffer<float> out(kOutRows * 32 + 64, "out"), handed(8, "handed");
+  out.fill_bytes(0xff);
+  const TensorMapOptions options{TensorElement::f32, TensorSwizzle::bytes_128, false};
+  TensorMap in_map, out_map;
+  REQUIRE(make_tensor_map(in_map, in.data(), kRows, kColumns, 8, 32, options).ok());
+  REQUIRE(make_tensor_map(out_map, out.data(), kOutRows, 32, 16, 32, options).ok());
+  const Status s = launch(LaunchOptions{.cluster_blocks = 2}, cluster_box, dim3(2), dim3(32), 0, stream(),
+                          in_map, out_map, handed.data());
+  INFO(s.message());
+  REQUIRE(s.ok());
+  const auto got = on_host(out), mail = on_host(handed);
+  for (int row = 0; row < kOutRows; ++row) {
+    for (int column = 0; column < 32; ++column)
+      CHECK(got[row * 32 + column] == m[row % 16 * kColumns + column]);
+  }
+  for (std::size_t i = kOutRows * 32; i < got.size(); ++i) CHECK(std::isnan(got[i]));
+  for (int i = 0; i < 8; ++i) CHECK(mail[i] == 100 + (i < 4 ? 1 : 0) + i % 4 * 10);
 }
 #endif
 
