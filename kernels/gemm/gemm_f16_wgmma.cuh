@@ -234,6 +234,7 @@ __device__ __forceinline__ void gemm_wgmma_place(int unit, int tiles_m, int tile
   n = inside / height;
 }
 
+// ANCHOR: gemm_f16_wgmma
 /// @tparam BN weight rows of a tile @tparam CK parts of k @param steps of 64 k @param tiles_m of a cluster's cm * 128 tokens
 /// @param tiles_n of BN rows
 template <int BN, int CK>
@@ -366,6 +367,7 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
     if (CK == 1) cluster_barrier_relaxed();
   }
 }
+// ANCHOR_END: gemm_f16_wgmma
 
 /// Clusters of `blocks` blocks that run at once, where every block fills a multiprocessor. Multiprocessors come in
 /// groups of 16 or 18 that a cluster cannot cross, so that large clusters leave some of them idle.
