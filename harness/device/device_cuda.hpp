@@ -254,6 +254,12 @@ class Timer {
     LADDER_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
     return static_cast<double>(ms) * 1e6;
   }
+  /// Nanoseconds from the start of `first`, an earlier one, to this one's. Both must have been stopped.
+  double begin_after_ns(const Timer& first) const {
+    float ms = 0.0f;
+    LADDER_CUDA(cudaEventElapsedTime(&ms, first.begin_, begin_));
+    return static_cast<double>(ms) * 1e6;
+  }
 
  private:
   cudaEvent_t begin_ = nullptr, end_ = nullptr;

@@ -167,6 +167,9 @@ class Timer {
   void start(Stream&) { begin_ = Clock::now(); }
   void stop(Stream&) { end_ = Clock::now(); }
   double elapsed_ns() { return std::chrono::duration<double, std::nano>(end_ - begin_).count(); }
+  double begin_after_ns(const Timer& first) const {
+    return std::chrono::duration<double, std::nano>(begin_ - first.begin_).count();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
