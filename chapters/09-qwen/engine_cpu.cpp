@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "chapters/09-qwen/engine.hpp"
+#include "kernels/cpu/gemm_int8.hpp"
 #include "kernels/cpu/quant_matmul.hpp"
 #include "kernels/cpu/thread_pool.hpp"
 #include "kernels/cpu/transformer.hpp"
@@ -179,6 +180,11 @@ class CpuEngine final : public Engine {
     const bool round =
         !options_.exact && std::any_of(products.begin(), products.end(),
                                        [](const cpu::Product& p) { return cpu::uses_int8(p.type); });
+    // The same bits either way: only what is worth keeping for the next tokens differs.
+    if (round && nt >= cpu::kInt8GemmTokens) {
+      gemm_.quantize(acts, nt, id, pool_);
+      return gemm_.multiply(products, acts, nt, id, pool_);
+    }
     if (round) rounded_.quantize(acts, nt, id, pool_);
     cpu::multiply(products, acts, round ? &rounded_ : nullptr, nt, id, pool_);
   }
@@ -266,6 +272,7 @@ class CpuEngine final : public Engine {
   std::vector<float> cosines_, sines_;                                     // [context][head_dim/2]
   std::vector<float> x_, normed_, q_, k_, v_, mixed_, added_, gate_, up_;  // [batch][...]
   cpu::QuantizedActs rounded_;
+  cpu::Int8Gemm gemm_;
   cpu::AttentionScratch attention_;
 };
 

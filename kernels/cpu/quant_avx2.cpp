@@ -5,6 +5,7 @@
 #include <utility>
 
 #define LADDER_TARGET __attribute__((target("avx2,fma,f16c")))
+#include "kernels/cpu/gemm_int8_tile.hpp"
 #include "kernels/cpu/quant_acts.hpp"
 #include "kernels/cpu/quant_codes_x86.hpp"
 
@@ -211,7 +212,69 @@ constexpr QuantKernel kF32[kWeightTypes.size()] = {
     multiply_f32<BlockQ2_K>,   multiply_f32<BlockQ3_K>,   multiply_f32<BlockQ4_K>,    multiply_f32<BlockQ5_K>,
     multiply_f32<BlockQ6_K>,   multiply_f32<BlockIQ4_NL>, multiply_f32<BlockIQ4_XS>};
 
+// Many tokens -----------------------------------------------------------------------------------------------
+
+#define LADDER_PANEL LADDER_TARGET
+
+struct alignas(64) Panel {
+  DecodedGroup group;
+  alignas(64) std::int8_t magnitudes[kGroupElems];
+};
+
+template <class Block>
+LADDER_TARGET_INLINE void make_panel(const Block* b, int count, Panel& out) {
+  decode_group(b, count, out.group);
+  for (int i = 0; i < kGroupElems; i += 32) {
+    store32(out.magnitudes + i, _mm256_abs_epi8(load32(out.group.codes + i)));
+  }
+}
+
+using Sum = __m256;
+LADDER_TARGET_INLINE Sum zero_sum() { return _mm256_setzero_ps(); }
+LADDER_TARGET_INLINE Sum load_sum(const float* p) { return _mm256_load_ps(p); }
+LADDER_TARGET_INLINE void store_sum(float* p, Sum v) { _mm256_store_ps(p, v); }
+LADDER_TARGET_INLINE float total(Sum v) { return sum_of_lanes(v); }
+
+/// add_int8 for several tokens, which share the loads of weights: each sum gets the same terms in the same order.
+template <class Block, int Tokens>
+LADDER_TARGET_INLINE void add_panel(const Panel& w, const ActPanel* x, __m256* sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const __m256 scales = _mm256_load_ps(w.group.scales + 8 * half);  // of 8 runs
+#pragma GCC unroll 4
+    for (int b = 0; b < 4; ++b) {
+      const int at = 128 * half + 32 * b;
+      const __m256i codes = load32(w.group.codes + at), magnitudes = load32(w.magnitudes + at);
+      const __m256i runs =
+          _mm256_setr_epi32(2 * b, 2 * b, 2 * b, 2 * b, 2 * b + 1, 2 * b + 1, 2 * b + 1, 2 * b + 1);
+      const __m256 w_scale = _mm256_permutevar8x32_ps(scales, runs);
+#pragma GCC unroll 4
+      for (int t = 0; t < Tokens; ++t) {
+        const ActGroup& acts = x[t].group;
+        const __m256i pairs =
+            _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(load32(acts.codes + at), codes));
+        const __m256 dots = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));  // four lanes a run
+        const __m256 scale = _mm256_mul_ps(w_scale, _mm256_broadcast_ss(acts.scales + 8 * half + 2 * b));
+        sums[t] = _mm256_fmadd_ps(dots, scale, sums[t]);
+      }
+    }
+    if constexpr (kHasOffset<Block>) {
+      const __m256 offsets = _mm256_load_ps(w.group.offsets + 8 * half);
+#pragma GCC unroll 4
+      for (int t = 0; t < Tokens; ++t) {
+        sums[t] = _mm256_fnmadd_ps(offsets, _mm256_load_ps(x[t].negatives + 8 * half), sums[t]);
+      }
+    }
+  }
+}
+
 }  // namespace
+}  // namespace ladder::cpu
+
+#include "kernels/cpu/gemm_int8_groups.hpp"
+
+namespace ladder::cpu {
 
 const QuantKernels kQuantAvx2 = {
     .name = "vpmaddubsw",
@@ -223,6 +286,7 @@ const QuantKernels kQuantAvx2 = {
     .tree_additions = 3,
     .int8 = kInt8,
     .f32 = kF32,
+    .panels = kPanels,
 };
 
 }  // namespace ladder::cpu

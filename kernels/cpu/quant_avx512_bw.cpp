@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 #define LADDER_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define LADDER_HAVE_VNNI 0
-#include "kernels/cpu/quant_int8_avx512.hpp"
+#include "kernels/cpu/gemm_int8_avx512.hpp"
 
 namespace ladder::cpu {
 
@@ -16,6 +16,7 @@ const QuantKernels kQuantAvx512 = {
     .tree_additions = 4,
     .int8 = kInt8,
     .f32 = kQuantF32Avx512,
+    .panels = kPanels,
 };
 
 }  // namespace ladder::cpu

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cpu/gemm_int8_tile.hpp"
 #include "kernels/cpu/quant_acts.hpp"
 #include "kernels/cpu/quant_tile.hpp"
 #include "kernels/quant/decode.hpp"
@@ -250,5 +251,31 @@ constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
                                                     multiply<BlockIQ4_NL>,
                                                     multiply<BlockIQ4_XS>};
 
+// Many tokens -----------------------------------------------------------------------------------------------
+
+#define LADDER_PANEL LADDER_NEON
+
+using Panel = DecodedGroup;
+template <class Block>
+LADDER_INLINE void make_panel(const Block* b, int count, Panel& out) {
+  decode_group(b, count, out);
+}
+
+using Sum = float32x4_t;
+LADDER_INLINE Sum zero_sum() { return vdupq_n_f32(0); }
+LADDER_INLINE Sum load_sum(const float* p) { return vld1q_f32(p); }
+LADDER_INLINE void store_sum(float* p, Sum v) { vst1q_f32(p, v); }
+LADDER_INLINE float total(Sum v) {  // lanes as a fixed tree: 4 -> 2 -> 1
+  const float32x2_t two = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+template <class Block, int Tokens>
+LADDER_INLINE void add_panel(const Panel& w, const ActPanel* x, Sum* sums) {
+  for (int t = 0; t < Tokens; ++t) sums[t] = add_int8<Block>(w, x[t].group, sums[t]);
+}
+
 }  // namespace
 }  // namespace ladder::cpu
+
+#include "kernels/cpu/gemm_int8_groups.hpp"

@@ -33,7 +33,9 @@ namespace {
 
 std::atomic<bool> dot_avoided = false;
 
-const QuantKernels& kernels_in_use() {
+}  // namespace
+
+const QuantKernels& quant_kernels() {
   switch (isa()) {
 #if defined(__x86_64__)
     case Isa::avx512:
@@ -50,6 +52,10 @@ const QuantKernels& kernels_in_use() {
       return kQuantPortable;
   }
 }
+
+namespace {
+
+const QuantKernels& kernels_in_use() { return quant_kernels(); }
 
 // ANCHOR: cpu_int8_rows
 long long groups_of(long long id) { return (id + kGroupElems - 1) / kGroupElems; }

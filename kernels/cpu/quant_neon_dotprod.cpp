@@ -20,6 +20,7 @@ const QuantKernels kQuantNeonDotprod = {
     .tree_additions = 2,
     .int8 = kInt8,
     .f32 = kQuantF32Portable,
+    .panels = kPanels,
 };
 
 }  // namespace ladder::cpu

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cpu/gemm_int8_tile.hpp"
 #include "kernels/cpu/quant_acts.hpp"
 #include "kernels/cpu/quant_tile.hpp"
 #include "kernels/quant/decode.hpp"
@@ -162,7 +163,40 @@ constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
                                                     multiply<BlockQ6_K, true>,
                                                     multiply<BlockIQ4_NL, true>,
                                                     multiply<BlockIQ4_XS, true>};
+
+// Many tokens -----------------------------------------------------------------------------------------------
+
+#define LADDER_PANEL
+
+using Panel = DecodedGroup;
+template <class Block>
+void make_panel(const Block* b, int count, Panel& out) {
+  decode_group(b, count, out);
+}
+
+struct Sum {
+  float lanes[16];
+};
+Sum zero_sum() { return {}; }
+Sum load_sum(const float* p) {
+  Sum s;
+  std::copy_n(p, 16, s.lanes);
+  return s;
+}
+void store_sum(float* p, const Sum& s) { std::copy_n(s.lanes, 16, p); }
+float total(const Sum& s) { return sum_of_lanes(s.lanes); }
+
+template <class Block, int Tokens>
+void add_panel(const Panel& w, const ActPanel* x, Sum* sums) {
+  for (int t = 0; t < Tokens; ++t) add_int8<Block>(w, x[t].group, sums[t].lanes);
+}
+
 }  // namespace
+}  // namespace ladder::cpu
+
+#include "kernels/cpu/gemm_int8_groups.hpp"
+
+namespace ladder::cpu {
 
 const QuantKernel kQuantF32Portable[kWeightTypes.size()] = {
     multiply_floats<BlockF32>,  multiply_floats<BlockF16>,    multiply_floats<BlockBF16>,
@@ -181,6 +215,7 @@ const QuantKernels kQuantPortable = {
     .tree_additions = 4,
     .int8 = kInt8,
     .f32 = kQuantF32Portable,
+    .panels = kPanels,
 };
 
 }  // namespace ladder::cpu

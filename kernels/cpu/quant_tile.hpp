@@ -53,6 +53,8 @@ using QuantizeGroup = void (*)(const float* acts, int count, ActGroup& group);
 /// @param blocks [count] 1 to 8; what is missing counts as zero
 using TakeGroup = void (*)(const BlockQ8Pad40* blocks, int count, ActGroup& group);
 
+struct PanelKernels;  // gemm_int8_tile.hpp
+
 struct QuantKernels {
   const char* name;  // the instruction that multiplies
   bool lanes;        // activations are in the order of quant_int8_avx512.hpp
@@ -63,8 +65,12 @@ struct QuantKernels {
   int code_additions, offset_additions, tree_additions;
   const QuantKernel*
       int8;  // [kWeightTypes.size()], by WeightType; nullptr for the types that are not quantized
-  const QuantKernel* f32;  // [kWeightTypes.size()], by WeightType
+  const QuantKernel* f32;      // [kWeightTypes.size()], by WeightType
+  const PanelKernels* panels;  // [kWeightTypes.size()], by WeightType
 };
+
+/// Those of the instruction set in use.
+const QuantKernels& quant_kernels();
 
 extern const QuantKernels kQuantPortable;
 extern const QuantKernel kQuantF32Portable[kWeightTypes.size()];
