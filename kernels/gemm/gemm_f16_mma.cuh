@@ -118,16 +118,17 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
                   from + (inside ? static_cast<long long>(row) * id + k : 0), inside ? 16 : 0);
     }
   };
-  /// One of `parts` parts of a stage; the last closes the group.
+  /// One of `parts` parts of a stage; the last closes the group. After the last unit zeros are copied, so that the loop
+  /// below has no branch that would keep the compiler from mixing its instructions.
   const auto copy_part = [&](int part, int parts) {
-    if (copy_unit < count) {
-      copy_rows(part, parts, T::TN, nt, copy.token, acts, 0);
-      copy_rows(part, parts, T::TM, od, copy.output, weights, T::ACTS_BYTES);
-    }
+    copy_rows(part, parts, T::TN, copy_unit < count ? nt : 0, copy.token, acts, 0);
+    copy_rows(part, parts, T::TM, copy_unit < count ? od : 0, copy.output, weights, T::ACTS_BYTES);
     if (part + 1 < parts) return;
-    cp_async_commit_group();  // empty at the end, so that groups count stages
+    cp_async_commit_group();
     copy_stage = copy_stage + 1 == STAGES ? 0 : copy_stage + 1;
-    if (copy_unit < count && ++copy.step == copy.end) {
+  };
+  const auto copy_next_step = [&] {
+    if (++copy.step == copy.end) {
       copy_unit += stride;
       copy = unit_at(min(copy_unit, count - 1));
     }
@@ -135,7 +136,10 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
   allow_next_kernel();
   wait_for_previous_kernel();
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) copy_part(0, 1);
+  for (int s = 0; s < STAGES - 1; ++s) {
+    copy_part(0, 1);
+    copy_next_step();
+  }
 
   // 3. Fragments: two sets, one in the tensor cores while the other is loaded. As ldmatrix's eight rows are neighbours,
   //    the swizzle is the same for all fragments of a lane, and the step of k only flips bits of the address.
@@ -163,14 +167,16 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
     for (int step = unit.step; step < unit.end; ++step) {
 #pragma unroll
       for (int k16 = 0; k16 < K16; ++k16) {
-        copy_part(k16, K16);  // into the stage of the step before this one, which all warps have read
         if (k16 + 1 < K16) {
           load_fragments(a[(k16 + 1) % 2], b[(k16 + 1) % 2], stage, k16 + 1);
+          copy_part(k16, K16 - 1);  // into the stage of the step before this one, which all warps have read
         } else {
           cp_async_wait_group<STAGES - 2>();
           __syncthreads();  // the next stage is there; nobody reads this one any more
-          stage = stage + 1 == STAGES ? 0 : stage + 1;
-          if (step + 1 < unit.end || u + stride < count) load_fragments(a[0], b[0], stage, 0);
+          const int next = stage + 1 == STAGES ? 0 : stage + 1;
+          stage = step + 1 < unit.end || u + stride < count ? next
+                                                            : stage;  // after the last step: this one again
+          load_fragments(a[0], b[0], stage, 0);
         }
 #pragma unroll
         for (int mi = 0; mi < MI; ++mi) {
@@ -183,6 +189,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
           }
         }
       }
+      copy_next_step();
     }
     // 5. Sums leave in pairs, while the copies of the next tile are on their way. Everything that is added is loaded
     //    before anything is stored, as `residual` may be `out`.
