@@ -22,6 +22,7 @@
 #include "chapters/09-qwen/engine.hpp"
 #include "chapters/09-qwen/gguf.hpp"
 #include "chapters/09-qwen/model.hpp"
+#include "harness/experiment/mix_bits.hpp"
 
 namespace {
 
@@ -134,6 +135,36 @@ TEST_CASE("greedy text of the bundled model: 128 tokens") {
       CHECK(greedy == expected);
     }
   }
+}
+
+TEST_CASE("random prompts: every logit a number, and the same again after others") {
+  const gguf::File file(kModels + "/tales-f16.gguf");
+  const Model model(file);
+  const int prompts = in_parts() ? 4 : 1000;
+  constexpr int kLongest = 24;
+  const auto v = static_cast<std::size_t>(model.hp.vocabulary);
+  EngineOptions options;
+  options.context = 64;
+  options.batch = 7;  // so that prompts come in pieces of every length
+  const auto engine = make_engine(model, options);
+  const auto random = [](std::uint64_t n) { return mix_bits(n * 0x9e3779b97f4a7c15ULL); };
+  const auto run = [&](int prompt) {
+    std::vector<std::int32_t> tokens(1 + random(static_cast<std::uint64_t>(prompt)) % kLongest);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      tokens[i] = static_cast<std::int32_t>(random((static_cast<std::uint64_t>(prompt) << 8) + i + 1) % v);
+    }
+    std::vector<float> logits(v, std::numeric_limits<float>::quiet_NaN());
+    engine->truncate(0);
+    engine->evaluate(tokens, logits);
+    return logits;
+  };
+  const std::vector<float> first = run(0);
+  int bad = 0;
+  for (int prompt = 1; prompt < prompts; ++prompt) {
+    for (const float logit : run(prompt)) bad += std::isfinite(logit) ? 0 : 1;
+  }
+  CHECK(bad == 0);
+  CHECK(run(0) == first);
 }
 
 }  // namespace
