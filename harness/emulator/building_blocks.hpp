@@ -17,6 +17,10 @@ namespace ladder::emu {
 /// mma.cuh. d += a . b of the warp's fragments; counted as one mma.
 LADDER_EMU_MEETING void mma_m16n8k16_f16(float (&d)[4], const std::uint32_t (&a)[4],
                                          const std::uint32_t (&b)[2]);
+LADDER_EMU_MEETING void mma_m16n8k8_f16(float (&d)[4], const std::uint32_t (&a)[2],
+                                        const std::uint32_t (&b)[1]);
+LADDER_EMU_MEETING void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4],
+                                         const std::uint32_t (&b)[2]);
 LADDER_EMU_MEETING void mma_m16n8k16_s8(int (&d)[4], const std::uint32_t (&a)[2],
                                         const std::uint32_t (&b)[1]);
 LADDER_EMU_MEETING void mma_m16n8k32_s8(int (&d)[4], const std::uint32_t (&a)[4],

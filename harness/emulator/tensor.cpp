@@ -1,6 +1,7 @@
 // Tensor-core instructions: the lanes of a warp meet, each gets the operands of all, and works out its own
 // part of the result. The layouts are those of the headers in kernels/device/.
 
+#include <bit>
 #include <cstring>
 
 #include "harness/emulator/building_blocks.hpp"
@@ -49,19 +50,33 @@ std::uint32_t add_s8(std::uint32_t sum, std::uint32_t x, std::uint32_t y) {
   return sum;
 }
 
+double add_f16(double sum, std::uint32_t x, std::uint32_t y) {
+  for (unsigned part = 0; part < 2; ++part) {
+    sum += static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(x >> (16 * part)))) *
+           static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(y >> (16 * part))));
+  }
+  return sum;
+}
+
 }  // namespace
 
 unsigned lane_index() noexcept { return current.lane != nullptr ? current.lane->linear % 32 : 0; }
 
 void mma_m16n8k16_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  multiply<double>(
-      d, a, b, Instruction::mma_f16, LADDER_EMU_HERE, [](double sum, std::uint32_t x, std::uint32_t y) {
-        for (unsigned part = 0; part < 2; ++part) {
-          sum += static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(x >> (16 * part)))) *
-                 static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(y >> (16 * part))));
-        }
-        return sum;
-      });
+  multiply<double>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE, add_f16);
+}
+
+void mma_m16n8k8_f16(float (&d)[4], const std::uint32_t (&a)[2], const std::uint32_t (&b)[1]) {
+  multiply<double>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE, add_f16);
+}
+
+void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  multiply<double>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE,
+                   [](double sum, std::uint32_t x, std::uint32_t y) {
+                     constexpr std::uint32_t kKept = 0xffffe000u;  // 10 bits of fraction
+                     return sum + static_cast<double>(std::bit_cast<float>(x & kKept)) *
+                                      static_cast<double>(std::bit_cast<float>(y & kKept));
+                   });
 }
 
 void mma_m16n8k16_s8(int (&d)[4], const std::uint32_t (&a)[2], const std::uint32_t (&b)[1]) {

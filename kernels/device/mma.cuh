@@ -75,6 +75,33 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const std::uint3
 #endif
 }
 
+/// d = a . b for f16 operands, k = 8: the lower half of the fragments of k = 16. a[0] is row group, a[1] row group + 8,
+/// b[0] column group, each word member.
+__device__ __forceinline__ void mma_m16n8k8_f16_zero(float (&d)[4], const std::uint32_t (&a)[2],
+                                                     const std::uint32_t (&b)[1]) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "f"(0.0f));
+#else
+  d[0] = d[1] = d[2] = d[3] = 0.0f;
+  emu::mma_m16n8k8_f16(d, a, b);
+#endif
+}
+
+/// D += A . B for operands of 32 bits a word, k = 8: floats of which the last 13 bits do not count ("tf32").
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4],
+                                                 const std::uint32_t (&b)[2]) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emu::mma_m16n8k8_tf32(d, a, b);
+#endif
+}
+
 /// D += A . B for signed int8 operands with int32 sums (which wrap around), k = 16: the lower half of the
 /// fragments of k = 32. a[0] is row group, a[1] row group + 8, b[0] column group, each word member (0..3).
 __device__ __forceinline__ void mma_m16n8k16_s8(int (&d)[4], const std::uint32_t (&a)[2],
@@ -124,6 +151,33 @@ __device__ __forceinline__ void mma_m16n8k16_s8_zero(int (&d)[4], const std::uin
       : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(0));
 #else
   d[0] = d[1] = d[2] = d[3] = 0;
+  emu::mma_m16n8k16_s8(d, a, b);
+#endif
+}
+
+/// d = a . b + seed in every element, k = 32.
+__device__ __forceinline__ void mma_m16n8k32_s8_from(int (&d)[4], const std::uint32_t (&a)[4],
+                                                     const std::uint32_t (&b)[2], int seed) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(seed));
+#else
+  d[0] = d[1] = d[2] = d[3] = seed;
+  emu::mma_m16n8k32_s8(d, a, b);
+#endif
+}
+
+/// The same for 16 columns of A.
+__device__ __forceinline__ void mma_m16n8k16_s8_from(int (&d)[4], const std::uint32_t (&a)[2],
+                                                     const std::uint32_t (&b)[1], int seed) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(seed));
+#else
+  d[0] = d[1] = d[2] = d[3] = seed;
   emu::mma_m16n8k16_s8(d, a, b);
 #endif
 }

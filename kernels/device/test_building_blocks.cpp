@@ -5,6 +5,7 @@
 // BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=... -x cu kernels/device/test_building_blocks.cpp -o
 //        building_blocks
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -231,6 +232,66 @@ TEST_CASE("mma s8, k = 16 and k = 32: exactly, wrapping around, by the PTX ISA's
   check_s8<4, 2>(s8_k32_a, s8_k32_b, false);
   check_s8<2, 1>(s8_k16_a, s8_k16_b, true);
   check_s8<4, 2>(s8_k32_a, s8_k32_b, true);
+}
+
+/// d = a . b with k = 8, and d += a . b of floats cut to tf32.
+__global__ void mma_k8_registers(const std::uint32_t* a, const std::uint32_t* b, float* d) {
+  const unsigned lane = threadIdx.x;
+  float sum[4];
+  mma_m16n8k8_f16_zero(sum, {a[2 * lane], a[2 * lane + 1]}, {b[lane]});
+  for (unsigned i = 0; i < 4; ++i) d[4 * lane + i] = sum[i];
+}
+__global__ void mma_tf32_registers(const std::uint32_t* a, const std::uint32_t* b, float* d) {
+  const unsigned lane = threadIdx.x;
+  float sum[4] = {d[4 * lane], d[4 * lane + 1], d[4 * lane + 2], d[4 * lane + 3]};
+  mma_m16n8k8_tf32(sum, {a[4 * lane], a[4 * lane + 1], a[4 * lane + 2], a[4 * lane + 3]},
+                   {b[2 * lane], b[2 * lane + 1]});
+  for (unsigned i = 0; i < 4; ++i) d[4 * lane + i] = sum[i];
+}
+
+TEST_CASE("mma k = 8, f16 without a sum and tf32 with one: integers exactly, by the PTX ISA's layout") {
+  Random r;
+  std::vector<int> a(16 * 8), b(8 * 8), c(16 * 8);
+  for (int& v : a) v = r.integer(-1024, 1024);
+  for (int& v : b) v = r.integer(-1024, 1024);
+  for (int& v : c) v = r.integer(-100000, 100000);
+  for (const bool tf32 : {false, true}) {
+    // tf32: what is in the last 13 bits of a word does not count.
+    const auto word = [&](int v) { return std::bit_cast<std::uint32_t>(static_cast<float>(v)) | 0x1000u; };
+    const auto f16 = [&](int v) { return std::uint32_t{half_bits(static_cast<float>(v))}; };
+    std::vector<std::uint32_t> ra(32 * (tf32 ? 4 : 2)), rb(32 * (tf32 ? 2 : 1));
+    std::vector<float> rd(32 * 4);
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      const auto at = [](int v) { return static_cast<std::size_t>(v); };
+      for (int i = 0; i < (tf32 ? 4 : 2); ++i) {
+        const int row = 8 * (g + i % 2 * 8);
+        ra[at(lane * (tf32 ? 4 : 2) + i)] = tf32
+                                                ? word(a[at(row + t + i / 2 * 4)])
+                                                : f16(a[at(row + 2 * t)]) | f16(a[at(row + 2 * t + 1)]) << 16;
+      }
+      for (int i = 0; i < (tf32 ? 2 : 1); ++i) {
+        rb[at(lane * (tf32 ? 2 : 1) + i)] = tf32 ? word(b[at(8 * (t + 4 * i) + g)])
+                                                 : f16(b[at(16 * t + g)]) | f16(b[at(16 * t + 8 + g)]) << 16;
+      }
+      for (int i = 0; i < 4; ++i)
+        rd[at(4 * lane + i)] = static_cast<float>(c[at(8 * (g + i / 2 * 8) + 2 * t + i % 2)]);
+    }
+    const auto da = on_device(ra, "a"), db = on_device(rb, "b");
+    auto dd = on_device(rd, "d");
+    run_kernel(tf32 ? mma_tf32_registers : mma_k8_registers, 32, 0, da.data(), db.data(), dd.data());
+    const std::vector<float> got = on_host(dd);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        int sum = tf32 ? c[static_cast<std::size_t>(8 * row + column)] : 0;
+        for (int k = 0; k < 8; ++k)
+          sum += a[static_cast<std::size_t>(8 * row + k)] * b[static_cast<std::size_t>(8 * k + column)];
+        INFO("tf32 ", tf32, " lane ", lane, " register ", i);
+        CHECK(got[static_cast<std::size_t>(4 * lane + i)] == static_cast<float>(sum));
+      }
+    }
+  }
 }
 
 // --- ldmatrix

@@ -1,0 +1,635 @@
+// RUNG      mmq_tiles: weights in tiles times int8 activations for many tokens, by tensor cores.
+// PREV      mmq_raw: weights staged as a file has them, tokens on the side of the instruction that has sixteen rows
+// COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, then the epilogue: bias, residual
+// LAYOUT    weights in tiles (kernels/mmvq/tiles.cuh), acts the two planes of kernels/quant/quantize_acts.hpp, out
+//           row-major f32
+// MAP       grid(ceil(nt/BN), ceil(od/BM), ksplit) block(32 WM WN): warp -> 16 MI rows x 16 NG tokens; lane 4g+t -> rows
+//           g and g + 8 of each sixteen, tokens 2t and 2t + 1 of each eight
+// NEEDS     id % 32 == 0 (256 for types with blocks of 256), any od and nt, sm_80: checked by the launcher
+// TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.125*nt*id B (nt up to a multiple of
+//           64), out 4*nt*od B; weights pass ceil(nt/BN) times from L2 to shared memory, acts ceil(od/BM) times
+// WORK      2*nt*od*id int8_op
+// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, LDSM.16.M88.4, IMMA.16832.S8.S8, HMMA.1688.F32; no I2F in the loop
+// EXPECT    the scaling of results is the limit, not the product: two operations a result and 32 codes, where the product
+//           takes a sixteenth of an instruction. About a third of the mma ceiling
+// BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/06-mmq/mmq.cu -o mmq
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "harness/device/device.hpp"
+#include "harness/experiment/rung.hpp"
+#include "kernels/device/cp_async.cuh"
+#include "kernels/device/cuda.cuh"
+#include "kernels/device/ldmatrix.cuh"
+#include "kernels/device/pdl.cuh"
+#include "kernels/gemm/epilogue.cuh"
+#include "kernels/gemm/split_k.cuh"
+#include "kernels/mmq/mmq_formats.cuh"
+#include "kernels/mmvq/mmvq_tiles.cuh"
+
+namespace ladder {
+namespace mmq {
+
+/// Sizes of a block's part of the work.
+/// @tparam MI sixteens of rows of a warp @tparam NG sixteens of tokens of a warp
+/// @tparam WM, WN warps along rows and along tokens @tparam STAGES steps of k in shared memory at once
+template <int MI_, int NG_, int WM_, int WN_, int STAGES_>
+struct Sizes {
+  static constexpr int MI = MI_, NG = NG_, WM = WM_, WN = WN_, STAGES = STAGES_;
+  static constexpr int WARPS = WM * WN, THREADS = 32 * WARPS;
+  static constexpr int BM = 16 * MI * WM, BN = 16 * NG * WN;
+  static_assert(BN <= kQ8ActsTileTokens || BN % kQ8ActsTileTokens == 0);
+};
+
+/// One step of k in shared memory: a tile of each of the block's sixteens of rows, then codes, then scales.
+template <class F, class Z>
+struct Stage {
+  static constexpr int CHUNKS = tiles::Tile<typename F::Block>::kSteps;  // of 32 activations
+  static constexpr int TILE = tiles::tile_bytes<typename F::Block>();
+  static constexpr int TOKENS = Z::BN < kQ8ActsTileTokens ? Z::BN : kQ8ActsTileTokens;  // of a plane's tile
+  static constexpr int PLANES = Z::BN / TOKENS;                                         // tiles of a plane
+  static constexpr int CODES = TOKENS * 32;  // bytes of a chunk's codes
+  static constexpr int SCALES =
+      TOKENS <= 32 ? 128 : 256;  // of its scales; 32 more between chunks, so that lanes which
+  static constexpr int SCALE_STRIDE = SCALES + 32;  // read four chunks at once meet no bank twice
+  static constexpr int CODES_AT = Z::WM * Z::MI * TILE;
+  static constexpr int SCALES_AT = CODES_AT + PLANES * CHUNKS * CODES;
+  static constexpr int BYTES = SCALES_AT + PLANES * CHUNKS * SCALE_STRIDE;
+  static_assert(BYTES % 16 == 0);
+};
+
+struct Arguments {
+  const unsigned char* tiles;   // [row_tiles][steps][TILE]
+  const std::int8_t* codes;     // [ceil(nt/64)][chunks][2048]
+  const std::uint32_t* scales;  // [ceil(nt/64)][chunks][64]
+  float* out;                   // [nt][od]
+  float* partials;              // [ksplit][nt][od]; null with ksplit 1
+  GemmEpilogue epilogue;
+  int nt, od, steps, chunks, per_split;
+};
+
+// ANCHOR: mmq_stage
+/// Where a thread's 16 bytes of each copy come from; one step of k further on in each of them is a constant away.
+template <class F, class Z>
+class Copies {
+  using G = Stage<F, Z>;
+  static constexpr int TILES = Z::WM * Z::MI, EACH = (TILES + Z::WARPS - 1) / Z::WARPS;  // tiles of a warp
+  static constexpr int PER_CHUNK = G::CODES / 16, PER_PLANE = G::CHUNKS * PER_CHUNK;     // vectors of codes
+  static constexpr int ALL = G::PLANES * PER_PLANE, TURNS = (ALL + Z::THREADS - 1) / Z::THREADS;
+  static constexpr int PER_SCALES = G::SCALES / 16, SCALES = G::PLANES * G::CHUNKS * PER_SCALES;
+  static_assert(Z::THREADS % PER_CHUNK == 0 && SCALES <= Z::THREADS);
+  static_assert(G::PLANES == 1 || PER_PLANE % Z::THREADS == 0);
+
+ public:
+  __device__ __forceinline__ Copies(const Arguments& g, int step)
+      : chunks_left_(g.chunks - step * G::CHUNKS) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const int rows16 = (g.od + tiles::kRows - 1) / tiles::kRows;
+    const int planes = (g.nt + kQ8ActsTileTokens - 1) / kQ8ActsTileTokens;
+    const int plane = static_cast<int>(blockIdx.x) * G::PLANES;
+    // Beyond the last row the last sixteen again, beyond the last tokens the last tile: their results are not stored.
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const long long row16 = min(static_cast<int>(blockIdx.y) * TILES + i * Z::WARPS + warp, rows16 - 1);
+      weights_[i] = g.tiles + (row16 * g.steps + step) * G::TILE + 16 * lane;
+    }
+    const long long chunk = static_cast<long long>(step) * G::CHUNKS;
+#pragma unroll
+    for (int p = 0; p < G::PLANES; ++p) {
+      codes_[p] = g.codes +
+                  (static_cast<long long>(min(plane + p, planes - 1)) * g.chunks + chunk) * kQ8ActsTileBytes +
+                  thread / PER_CHUNK * kQ8ActsTileBytes + thread % PER_CHUNK * 16;
+    }
+    scale_chunk_ = thread / PER_SCALES % G::CHUNKS;
+    const long long scale_plane = min(plane + thread / (PER_SCALES * G::CHUNKS), planes - 1);
+    scales_ = reinterpret_cast<const unsigned char*>(
+                  g.scales + (scale_plane * g.chunks + chunk + scale_chunk_) * kQ8ActsTileTokens) +
+              thread % PER_SCALES * 16;
+  }
+
+  /// Starts the copies of this step's weights, which no kernel before this one has written.
+  __device__ __forceinline__ void start_weights(unsigned char* stage) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      if (TILES % Z::WARPS != 0 && i * Z::WARPS + warp >= TILES) break;
+      unsigned char* to = stage + (i * Z::WARPS + warp) * G::TILE + 16 * lane;
+      tiles::copy_vectors<G::TILE / 512>(to, weights_[i]);
+      if (16 * lane < G::TILE % 512) cp_async_cg_at<G::TILE / 512 * 512>(to, weights_[i]);
+      weights_[i] += G::TILE;
+    }
+  }
+
+  /// The same for activations: zeros beyond the last chunk, where the weights are zeros too, but scales could be NaN.
+  __device__ __forceinline__ void start_acts(unsigned char* stage) {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      if (ALL % Z::THREADS != 0 && thread >= ALL) break;
+      constexpr int A_TURN = Z::THREADS / PER_CHUNK;  // chunks
+      const int plane = i * Z::THREADS / PER_PLANE, chunk = i * A_TURN % G::CHUNKS;
+      const bool there = chunk + thread / PER_CHUNK < chunks_left_;
+      cp_async_cg(stage + G::CODES_AT + 16 * (i * Z::THREADS + thread),
+                  codes_[plane] + (there ? chunk : -(thread / PER_CHUNK)) * kQ8ActsTileBytes, there ? 16 : 0);
+    }
+    if (thread < SCALES) {
+      const bool there = scale_chunk_ < chunks_left_;
+      cp_async_cg(stage + G::SCALES_AT + thread / PER_SCALES * G::SCALE_STRIDE + thread % PER_SCALES * 16,
+                  scales_ - (there ? 0 : scale_chunk_ * kQ8ActsTileTokens * 4), there ? 16 : 0);
+    }
+    chunks_left_ -= G::CHUNKS;
+#pragma unroll
+    for (int p = 0; p < G::PLANES; ++p) codes_[p] += G::CHUNKS * kQ8ActsTileBytes;
+    scales_ += G::CHUNKS * kQ8ActsTileTokens * 4;
+  }
+
+ private:
+  const unsigned char* weights_[EACH];
+  const std::int8_t* codes_[G::PLANES];
+  const unsigned char* scales_;
+  int scale_chunk_, chunks_left_;
+};
+// ANCHOR_END: mmq_stage
+
+/// f32 sums of a warp: [sixteen rows][eight tokens][row g: tokens 2t, 2t+1; row g + 8: the same].
+template <class Z>
+using Sums = float[Z::MI][2 * Z::NG][4];
+
+// ANCHOR: mmq_scale
+/// sums += scales . what the tensor core has summed up over 32 codes (or 16) in integers.
+/// @param s the products of rows' scales and tokens' scales
+template <Scaling SCALING>
+__device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&c)[4], const float (&s)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float f = SCALING == Scaling::seeded || SCALING == Scaling::tensor ? __int_as_float(c[i]) - kSeed
+                                                                             : static_cast<float>(c[i]);
+    sums[i] += s[i] * f;
+  }
+}
+
+/// 32 codes, or the first or last 16 of them, of sixteen rows and eight tokens.
+template <Scaling SCALING, int WORDS, int FIRST = 0>
+__device__ __forceinline__ void product(int (&c)[4], const std::uint32_t (&a)[4],
+                                        const std::uint32_t (&b)[2]) {
+  constexpr bool SEEDED = SCALING == Scaling::seeded || SCALING == Scaling::tensor;
+  if constexpr (WORDS == 2) {
+    SEEDED ? mma_m16n8k32_s8_from(c, a, b, kSeedBits) : mma_m16n8k32_s8_zero(c, a, b);
+  } else {
+    const std::uint32_t a16[2] = {a[2 * FIRST], a[2 * FIRST + 1]}, b16[1] = {b[FIRST]};
+    SEEDED ? mma_m16n8k16_s8_from(c, a16, b16, kSeedBits) : mma_m16n8k16_s8_zero(c, a16, b16);
+  }
+}
+// ANCHOR_END: mmq_scale
+
+// ANCHOR: mmq_step
+/// sums += tiles . activations of one step of k. @param wm, wn the warp's place in the block
+template <class F, Scaling SCALING, class Z>
+__device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm, int wn, int lane,
+                                              Sums<Z>& sums) {
+  using G = Stage<F, Z>;
+  using P = Properties<F>;
+  constexpr bool TENSOR = SCALING == Scaling::tensor;
+  constexpr int NT = TENSOR ? 1 : 8;  // whose scales a lane loads: its own chunk's, or all chunks'
+  constexpr int EIGHTS = 2 * Z::NG;
+  const int g = lane / 4, t = lane % 4;
+
+  // 1. A lane's share of each sixteen's tile.
+  typename F::template Raw<NT> raw[Z::MI];
+#pragma unroll
+  for (int mi = 0; mi < Z::MI; ++mi)
+    raw[mi].template load<tiles::FromShared>(stage + (wm * Z::MI + mi) * G::TILE, lane);
+
+  // 2. Where the warp's tokens are. They begin at `group` of a tile of the planes.
+  const int plane = wn * Z::NG / 4 % G::PLANES, group = wn * Z::NG % 4;
+  const unsigned char* const codes = stage + G::CODES_AT + plane * (G::CHUNKS * G::CODES);
+  const unsigned char* const scales = stage + G::SCALES_AT + plane * (G::CHUNKS * G::SCALE_STRIDE);
+  // Word of a token n8 * 8 + k: n8 / 4 * 32 + k * 4 + n8 % 4.
+  const auto scale_words = [&](int chunk, int token, int fours) {
+    return *reinterpret_cast<const uint4*>(scales + chunk * G::SCALE_STRIDE + (group / 2 + fours) * 128 +
+                                           token * 16);
+  };
+  const int first8 = Z::NG >= 2 ? 0 : group % 2 * 2;  // of the four eights of a vector
+
+  [[maybe_unused]] float block[Z::MI][EIGHTS][4];
+  if constexpr (P::kBlockSums) {
+#pragma unroll
+    for (int mi = 0; mi < Z::MI; ++mi)
+#pragma unroll
+      for (int n = 0; n < EIGHTS; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) block[mi][n][i] = 0.0f;
+  }
+
+  const auto chunks_of_half = [&]<int H>() {
+    // 3. Rows' scales as an operand: lane 4g + t has those of chunk 4 H + t, at the instruction's k = 2 t (and 2 t + 1
+    //    for the second 16 codes).
+    [[maybe_unused]] std::uint32_t scale_a[Z::MI][2];
+    if constexpr (TENSOR) {
+#pragma unroll
+      for (int mi = 0; mi < Z::MI; ++mi) {
+        float d[2][2];
+        row_scales<F>(raw[mi], H, t, d);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) scale_a[mi][row] = halves(d[row][0], P::kHalves ? d[row][1] : 0.0f);
+      }
+    }
+    // 4. Minima times sums of activations: a product along the chunks, of floats in two parts each.
+    if constexpr (TENSOR && P::kMinSums) {
+#pragma unroll
+      for (int fours = 0; fours < (EIGHTS + 3) / 4; ++fours) {
+        const uint4 w = scale_words(4 * H + t, g, fours);
+#pragma unroll
+        for (int k = 0; k < 4 && 4 * fours + k < EIGHTS; ++k) {
+          const Tf32Pair x = tf32_pair(act_sum(tiles::part(w, first8 + k)));
+#pragma unroll
+          for (int mi = 0; mi < Z::MI; ++mi) {
+            float m[2];
+            row_minima<F>(raw[mi], H, t, m);
+            float(&to)[4] = sums[mi][4 * fours + k];
+            if constexpr (P::kBlocks256) {
+              const Tf32Pair m0 = tf32_pair(m[0]), m1 = tf32_pair(m[1]);
+              mma_m16n8k8_tf32(to, {m0.high, m1.high, m0.high, m1.high}, {x.high, x.low});
+              mma_m16n8k8_tf32(to, {m0.low, m1.low, m0.low, m1.low}, {x.high, x.low});
+            } else {
+              const std::uint32_t m0 = __float_as_uint(m[0]),
+                                  m1 = __float_as_uint(m[1]);  // halves: exact in tf32
+              mma_m16n8k8_tf32(to, {m0, m1, m0, m1}, {x.high, x.low});
+            }
+          }
+        }
+      }
+    }
+
+    const auto chunk = [&]<int S>() {
+      constexpr int C = 4 * H + S;
+      // 5. Codes of the rows.
+      std::uint32_t a[Z::MI][4];
+      [[maybe_unused]] std::uint32_t min_a[Z::MI][4];
+      [[maybe_unused]] float row_d[Z::MI][2][2], row_m[Z::MI][2];
+      [[maybe_unused]] std::uint32_t min_scale_a[Z::MI][2];
+#pragma unroll
+      for (int mi = 0; mi < Z::MI; ++mi) {
+        operand<F, C>(raw[mi], a[mi]);
+        if constexpr (P::kMinProduct) min_operand<F, C>(raw[mi], min_a[mi]);
+        if constexpr (!TENSOR) {
+          row_scales<F>(raw[mi], H, S, row_d[mi]);
+          if constexpr (P::kMinSums) row_minima<F>(raw[mi], H, S, row_m[mi]);
+        }
+        if constexpr (P::kMinProduct) {
+          const tiles::FloatScales u = F::units(raw[mi]);
+          row_m[mi][0] = -u.min[0], row_m[mi][1] = -u.min[1];
+          min_scale_a[mi][0] = halves(row_m[mi][0], 0.0f), min_scale_a[mi][1] = halves(row_m[mi][1], 0.0f);
+        }
+      }
+      // A token's scale goes to the instruction's k = 2 S alone, that is to lanes t = S; zeros elsewhere.
+      [[maybe_unused]] const unsigned pick_low = t == S ? 0x4410u : 0x4444u;
+      [[maybe_unused]] const unsigned pick_high = t == S ? 0x1044u : 0x4444u;
+
+      // 6. Sixteen tokens at a time.
+#pragma unroll
+      for (int fours = 0; fours < (EIGHTS + 3) / 4; ++fours) {
+        [[maybe_unused]] uint4 mine, even,
+            odd;  // scales of token g, or of tokens 2 t and 2 t + 1, in four eights
+        if constexpr (TENSOR) {
+          mine = scale_words(C, g, fours);
+        } else {
+          even = scale_words(C, 2 * t, fours);
+          odd = scale_words(C, 2 * t + 1, fours);
+        }
+#pragma unroll
+        for (int pair = 0; pair < 2 && 4 * fours + 2 * pair < EIGHTS; ++pair) {
+          // Matrices in the order of the operand's registers: a token's words 0..3, then 4..7, then the next eight tokens'.
+          std::uint32_t r[4];
+          ldmatrix<4>(r, codes + C * G::CODES +
+                             q8_acts_code_byte(16 * (group + 2 * fours + pair) + lane / 16 * 8 + lane % 8,
+                                               lane / 8 % 2 * 4));
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int n = 4 * fours + 2 * pair + e, k = first8 + 2 * pair + e;
+            const std::uint32_t b[2] = {r[2 * e], r[2 * e + 1]};
+            [[maybe_unused]] float x[2], x_sum[2];
+            [[maybe_unused]] std::uint32_t low[1], high[1];
+            if constexpr (TENSOR) {
+              low[0] = __byte_perm(tiles::part(mine, k), 0, pick_low);
+              if constexpr (P::kHalves) high[0] = __byte_perm(tiles::part(mine, k), 0, pick_high);
+            } else {
+              x[0] = act_scale(tiles::part(even, k)), x[1] = act_scale(tiles::part(odd, k));
+              if constexpr (P::kMinSums)
+                x_sum[0] = act_sum(tiles::part(even, k)), x_sum[1] = act_sum(tiles::part(odd, k));
+            }
+#pragma unroll
+            for (int mi = 0; mi < Z::MI; ++mi) {
+              float(&to)[4] = P::kBlockSums ? block[mi][n] : sums[mi][n];
+              if constexpr (SCALING == Scaling::integers && P::kBlockSums) {
+                int c[4];
+                [[maybe_unused]] int c16[4];
+                const auto s = F::scales(raw[mi], H, S);
+                if constexpr (P::kHalves) {
+                  product<SCALING, 1, 0>(c, a[mi], b);
+                  product<SCALING, 1, 1>(c16, a[mi], b);
+                } else {
+                  product<SCALING, 2>(c, a[mi], b);
+                }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                  int dot = s.d[i / 2][0] * c[i];
+                  if constexpr (P::kHalves) dot += s.d[i / 2][1] * c16[i];
+                  to[i] += x[i % 2] * static_cast<float>(dot);
+                }
+              } else {
+                // One step of the product and the scales that go with it.
+                const auto add = [&]<int WORDS, int FIRST>(const std::uint32_t(&codes_a)[4],
+                                                           float(&target)[4], const float d0, const float d1,
+                                                           const std::uint32_t(&sa)[2],
+                                                           const std::uint32_t(&sb)[1]) {
+                  int c[4];
+                  float s[4];
+                  product<SCALING, WORDS, FIRST>(c, codes_a, b);
+                  if constexpr (TENSOR) {
+                    mma_m16n8k8_f16_zero(s, sa, sb);
+                  } else {
+                    s[0] = d0 * x[0], s[1] = d0 * x[1], s[2] = d1 * x[0], s[3] = d1 * x[1];
+                  }
+                  add_scaled<SCALING>(target, c, s);
+                };
+                if constexpr (P::kHalves) {
+                  add.template operator()<1, 0>(a[mi], to, row_d[mi][0][0], row_d[mi][1][0], scale_a[mi],
+                                                low);
+                  add.template operator()<1, 1>(a[mi], to, row_d[mi][0][1], row_d[mi][1][1], scale_a[mi],
+                                                high);
+                } else {
+                  add.template operator()<2, 0>(a[mi], to, row_d[mi][0][0], row_d[mi][1][0], scale_a[mi],
+                                                low);
+                }
+                if constexpr (P::kMinProduct) {
+                  add.template operator()<2, 0>(min_a[mi], to, row_m[mi][0], row_m[mi][1], min_scale_a[mi],
+                                                low);
+                }
+              }
+              if constexpr (!TENSOR && P::kMinSums) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[mi][n][i] += row_m[mi][i / 2] * x_sum[i % 2];
+              }
+            }
+          }
+        }
+      }
+    };
+    chunk.template operator()<0>();
+    chunk.template operator()<1>();
+    chunk.template operator()<2>();
+    chunk.template operator()<3>();
+  };
+  chunks_of_half.template operator()<0>();
+  if constexpr (G::CHUNKS == 8) chunks_of_half.template operator()<1>();
+
+  // 7. The scale that a block of 256 has for all of its scales.
+  if constexpr (P::kBlockSums) {
+#pragma unroll
+    for (int mi = 0; mi < Z::MI; ++mi) {
+      const tiles::FloatScales u = F::units(raw[mi]);
+#pragma unroll
+      for (int n = 0; n < EIGHTS; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[mi][n][i] += u.d[i / 2] * block[mi][n][i];
+    }
+  }
+}
+// ANCHOR_END: mmq_step
+
+// ANCHOR: mmq_tiles
+template <class F, Scaling SCALING, class Z, int BLOCKS_PER_SM>
+__global__ void __launch_bounds__(Z::THREADS, BLOCKS_PER_SM) mmq_tiles(const Arguments g) {
+  using G = Stage<F, Z>;
+  using P = Properties<F>;
+  unsigned char* const ring = dynamic_shared<unsigned char>();  // [STAGES][G::BYTES]
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int wm = warp % Z::WM, wn = warp / Z::WM;
+
+  // 1. This block's steps of k.
+  const int begin = static_cast<int>(blockIdx.z) * g.per_split;
+  const int end = min(begin + g.per_split, g.steps);
+
+  // 2. The first steps on their way; weights before the kernel that writes the activations has ended.
+  allow_next_kernel();
+  Copies<F, Z> copies(g, begin);
+#pragma unroll
+  for (int i = 0; i < Z::STAGES - 1; ++i) {
+    if (begin + i < end) copies.start_weights(ring + i * G::BYTES);
+  }
+  wait_for_previous_kernel();
+#pragma unroll
+  for (int i = 0; i < Z::STAGES - 1; ++i) {
+    if (begin + i < end) copies.start_acts(ring + i * G::BYTES);
+    cp_async_commit_group();
+  }
+
+  // 3. One barrier a step.
+  Sums<Z> sums = {};
+  unsigned char *from = ring, *to = ring + (Z::STAGES - 1) * G::BYTES;
+#pragma unroll 1
+  for (int left = end - begin; left > 0; --left) {
+    cp_async_wait_group<Z::STAGES - 2>();
+    __syncthreads();  // all threads' copies of this step are there; and nobody reads the one that is replaced next
+    if (left >= Z::STAGES) {
+      copies.start_weights(to);
+      copies.start_acts(to);
+    }
+    cp_async_commit_group();  // empty at the end, so that groups count steps
+    multiply_step<F, SCALING, Z>(from, wm, wn, lane, sums);
+    to = from;
+    from = from == ring + (Z::STAGES - 1) * G::BYTES ? ring : from + G::BYTES;
+  }
+
+  // 4. Sums change places in shared memory, tokens one after the other: lanes then store neighbouring rows, and the
+  //    epilogue is a loop instead of hundreds of copies of it.
+  constexpr int STRIDE = Z::BM + 4;  // floats of a token: lanes of neighbouring tokens meet no bank twice
+  static_assert(sizeof(float) * STRIDE * Z::BN <= static_cast<std::size_t>(Z::STAGES) * G::BYTES);
+  cp_async_wait_group<0>();
+  __syncthreads();                                       // all steps have been read
+  float* const shared = reinterpret_cast<float*>(ring);  // [BN][STRIDE]
+#pragma unroll
+  for (int mi = 0; mi < Z::MI; ++mi) {
+#pragma unroll
+    for (int n = 0; n < 2 * Z::NG; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        shared[(wn * (16 * Z::NG) + 8 * n + lane % 4 * 2 + i % 2) * STRIDE + (wm * Z::MI + mi) * 16 +
+               lane / 4 + i / 2 * 8] = sums[mi][n][i] * (1.0f / static_cast<float>(P::kTooLarge));
+      }
+    }
+  }
+  __syncthreads();  // all sums are there
+  const long long od = g.od, outs = static_cast<long long>(g.nt) * od;
+  const int row0 = static_cast<int>(blockIdx.y) * Z::BM, token0 = static_cast<int>(blockIdx.x) * Z::BN;
+  const int tokens = min(Z::BN, g.nt - token0), rows = min(Z::BM, g.od - row0);
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * Z::BM; i += Z::THREADS) {
+    const int token = i / Z::BM, row = i % Z::BM;
+    if (row >= rows) continue;
+    const long long at = (token0 + token) * od + row0 + row;
+    const float sum = shared[token * STRIDE + row];
+    if (g.partials != nullptr) {
+      g.partials[blockIdx.z * outs + at] = sum;
+    } else {
+      g.out[at] = apply_epilogue(g.epilogue, sum, token0 + token, row0 + row, od);
+    }
+  }
+}
+// ANCHOR_END: mmq_tiles
+
+/// A block's shared memory: as many steps of k as two blocks of a multiprocessor, or one of a small one, have room for.
+inline constexpr std::size_t kMostShared = 99 * 1024;
+
+template <class F, class Z>
+constexpr bool fits() {
+  return static_cast<std::size_t>(Z::STAGES) * Stage<F, Z>::BYTES <= kMostShared;
+}
+
+/// Sizes for many tokens, and for up to 32: there the weights' bytes are the limit, so that more rows of them are under
+/// way at once.
+template <class F, int MI, int NG, int WM, int WN>
+using Deepest = std::conditional_t<fits<F, Sizes<MI, NG, WM, WN, 4>>(), Sizes<MI, NG, WM, WN, 4>,
+                                   std::conditional_t<fits<F, Sizes<MI, NG, WM, WN, 3>>(),
+                                                      Sizes<MI, NG, WM, WN, 3>, Sizes<MI, NG, WM, WN, 2>>>;
+template <class F>
+using ManyTokens = Deepest<F, 2, 4, 4, 1>;
+template <class F>
+using FewTokens = Deepest<F, 1, 2, 8, 1>;
+inline constexpr int kFewTokens = 32, kBlocksPerSm = 2;
+
+/// Parts of k with sizes Z. @param sms multiprocessors
+template <class F, class Z>
+constexpr int ksplit_of(Shape s, int sms) {
+  const long long blocks = ((s.nt + Z::BN - 1) / Z::BN) * ((s.od + Z::BM - 1) / Z::BM);
+  return auto_ksplit(blocks, sms * kBlocksPerSm, static_cast<int>(tiles::steps<typename F::Block>(s.id)));
+}
+
+/// Launches with sizes Z. @param ksplit parts of k, 1..steps
+template <class F, Scaling SCALING, class Z>
+Status launch_sizes(const void* weights, const std::int8_t* codes, const std::uint32_t* scales, float* out,
+                    Shape s, int ksplit, float* workspace, const GemmEpilogue& epilogue, Stream& stream,
+                    bool programmatic = false) {
+  using G = Stage<F, Z>;
+  constexpr std::size_t kShared = static_cast<std::size_t>(Z::STAGES) * G::BYTES;
+  static_assert(kShared <= kMostShared);
+  const long long steps = tiles::steps<typename F::Block>(s.id);
+  if (ksplit < 1 || ksplit > steps) {
+    return Status::error("mmq_tiles: ksplit must be 1 to " + std::to_string(steps) + ", not " +
+                         std::to_string(ksplit));
+  }
+  const long long rows = (s.od + Z::BM - 1) / Z::BM;
+  if (rows > 65535) {
+    return Status::error("mmq_tiles: od must be at most " + std::to_string(65535LL * Z::BM) + ", not " +
+                         std::to_string(s.od));
+  }
+  if ((reinterpret_cast<std::uintptr_t>(weights) | reinterpret_cast<std::uintptr_t>(codes) |
+       reinterpret_cast<std::uintptr_t>(scales)) %
+          16 !=
+      0) {
+    return Status::error("weights and activations must begin at a multiple of 16 bytes");
+  }
+  Arguments g{};
+  g.tiles = static_cast<const unsigned char*>(weights);
+  g.codes = codes;
+  g.scales = scales;
+  g.out = out;
+  g.nt = static_cast<int>(s.nt);
+  g.od = static_cast<int>(s.od);
+  g.chunks = static_cast<int>(s.id / kQ8ActsPerBlock);
+  g.steps = static_cast<int>(steps);
+  g.epilogue = epilogue;
+  g.per_split = (g.steps + ksplit - 1) / ksplit;
+  const int parts = (g.steps + g.per_split - 1) / g.per_split;
+  if (parts > 1 && workspace == nullptr) return Status::error("mmq_tiles: ksplit above 1 needs a workspace");
+  g.partials = parts > 1 ? workspace : nullptr;
+  const dim3 grid(static_cast<unsigned>((s.nt + Z::BN - 1) / Z::BN), static_cast<unsigned>(rows),
+                  static_cast<unsigned>(parts));
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  if (Status ok =
+          launch(options, mmq_tiles<F, SCALING, Z, kBlocksPerSm>, grid, dim3(Z::THREADS), kShared, stream, g);
+      !ok.ok() || parts == 1) {
+    return ok;
+  }
+  return launch_split_k_reduce(workspace, out, epilogue, parts, s.nt, s.od, stream, programmatic);
+}
+
+/// Calls f with the sizes that are chosen for a number of tokens.
+template <class F, class Call>
+auto with_sizes(long long nt, Call&& call) {
+  return nt <= kFewTokens ? call(FewTokens<F>{}) : call(ManyTokens<F>{});
+}
+
+/// launch_mmq for one format and one way of scaling.
+/// @param ksplit parts of k, or 0: as many as fill the device if there is a workspace
+template <class F, Scaling SCALING>
+Status launch_format(const void* weights, const std::int8_t* codes, const std::uint32_t* scales, float* out,
+                     Shape s, int ksplit, float* workspace, const GemmEpilogue& epilogue, Stream& stream,
+                     bool programmatic = false) {
+  return with_sizes<F>(s.nt, [&](auto sizes) {
+    using Z = decltype(sizes);
+    const int parts = ksplit > 0             ? ksplit
+                      : workspace == nullptr ? 1
+                                             : ksplit_of<F, Z>(s, multiprocessor_count());
+    return launch_sizes<F, SCALING, Z>(weights, codes, scales, out, s, parts, workspace, epilogue, stream,
+                                       programmatic);
+  });
+}
+
+}  // namespace mmq
+
+/// Shapes of mmq_tiles.
+inline Status mmq_supported(WeightType type, Shape s) {
+  if (!tiles::has_tiles(type)) {
+    return Status::error(std::string("mmq_tiles: ") + info(type).name +
+                         " weights have no blocks; types with blocks of 32 or 256 have tiles");
+  }
+  if (Status ok = whole_blocks(type, s); !ok.ok()) return ok;
+  constexpr long long kMost = 1 << 30;
+  if (s.nt > kMost || s.id > kMost) return Status::error("nt and id must be at most 2^30");
+  return {};
+}
+
+/// Bytes of workspace with which launch_mmq divides k among blocks where there are few tiles of outputs; 0 where it does
+/// not. @param sms multiprocessors
+inline std::size_t mmq_workspace_bytes(WeightType type, Shape s, int sms) {
+  std::size_t n = 0;
+  if (!mmq_supported(type, s).ok()) return n;
+  (void)tiles::with_tile_format(type, [&](auto format) -> Status {
+    using F = decltype(format);
+    n = mmq::with_sizes<F>(s.nt, [&](auto sizes) {
+      return split_k_workspace_bytes(mmq::ksplit_of<F, decltype(sizes)>(s, sms), s.nt, s.od);
+    });
+    return {};
+  });
+  return n;
+}
+
+/// out[nt][od] = acts[nt][id] . weights[od][id]^T, then the epilogue. The same bits in every run.
+/// @param weights in tiles @param codes, scales launch_quantize_q8_pad40_t's, all three at multiples of 16 bytes
+/// @param workspace mmq_workspace_bytes(type, s, ...) bytes at a multiple of 16, or null: k is not divided then
+/// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+/// Does not synchronise.
+inline Status launch_mmq(WeightType type, const void* weights, const std::int8_t* codes,
+                         const std::uint32_t* scales, float* out, Shape s, const GemmEpilogue& epilogue,
+                         float* workspace, Stream& stream, bool programmatic = false) {
+  if (Status ok = mmq_supported(type, s); !ok.ok()) return ok;
+  return tiles::with_tile_format(type, [&](auto format) -> Status {
+    return mmq::launch_format<decltype(format), mmq::Scaling::tensor>(
+        weights, codes, scales, out, s, 0, workspace, epilogue, stream, programmatic);
+  });
+}
+
+/// Upper bound on the f32 roundings that a term meets: its own (scales of a K-quant's block, minima in two parts of 11
+/// bits), two additions a chunk of 32, of which those of tensor cores cut off and count twice; the parts of k.
+inline double mmq_roundings(long long id) {
+  return 12 + 4.0 * static_cast<double>((id + 31) / 32) + kMostKSplit;
+}
+
+}  // namespace ladder
