@@ -107,6 +107,14 @@ inline std::size_t shared_memory_limit() {
   return static_cast<std::size_t>(n);
 }
 
+/// Most blocks of a cluster that every kernel may ask for: 1 where there are no clusters. Cheap enough for a launcher.
+inline int most_cluster_blocks() {
+  int dev = 0, major = 0;
+  LADDER_CUDA(cudaGetDevice(&dev));
+  LADDER_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev));
+  return major >= 9 ? 8 : 1;
+}
+
 /// Free device memory right now, in bytes.
 inline std::size_t device_free_bytes() {
   std::size_t free_bytes = 0, total = 0;

@@ -60,6 +60,9 @@ inline int multiprocessor_count() { return emu::device_model().sms; }
 /// Most shared memory of a block, static and dynamic together, in bytes.
 inline std::size_t shared_memory_limit() { return device_info().shared_per_block_optin; }
 
+/// Most blocks of a cluster: blocks run one after the other here.
+inline int most_cluster_blocks() { return 1; }
+
 /// Free memory of the host right now, in bytes.
 inline std::size_t device_free_bytes() {
   return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *

@@ -3,9 +3,10 @@
 // COMPUTES  with p = *position: keys[p] = rotated k, values[p] = v, and for every head h, g = h / (heads/kv_heads),
 //           out[h] = sum over i <= p of softmax_i(rotated q[h] . keys[i][g] / sqrt(head_dim)) * values[i][g]
 // LAYOUT    q, k, v, out row-major f32; caches f16 or f32 [context][kv_heads][head_dim]; planes as tile_acts.cuh, nt = 1
-// MAP       grid(splits, groups of up to 8 heads) block(256): block -> a piece of the positions, warp -> 16 of them at a
-//           time. Tensor cores multiply q (rows 0..7) and what rounding took from it (rows 8..15) with 8 keys, and 16
-//           elements of values with the weights of 8 heads. The block that comes last brings the pieces together
+// MAP       grid(pieces * C, groups of up to 8 heads) block(256): cluster of C = 8 blocks (1 before sm_90) -> a piece of the
+//           positions, its warps -> 16 of them at a time, in turn. Tensor cores multiply q (rows 0..7) and what rounding
+//           took from it (rows 8..15) with 8 keys, and 16 elements of values with the weights of 8 heads. Blocks send
+//           each other what they have of a head, so that each finishes one; the last cluster brings pieces together
 // NEEDS     head_dim 64 or 128, heads a multiple of kv_heads, pointers at multiples of 16 bytes: checked by the launcher,
 //           and said in its error. *position below context
 // TRAFFIC   caches 2*(p+1)*kv_length*element B, once; pieces 4*heads*head_dim B each, written and read again (in L2)
@@ -26,6 +27,7 @@
 
 #include "harness/device/device.hpp"
 #include "kernels/attention/powers.cuh"
+#include "kernels/device/cluster.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/pdl.cuh"
@@ -59,17 +61,20 @@ struct AttentionDecodePlan {
   int groups_per_kv = 0;  ///< groups of at most eight heads that share a key and value head
   int heads = 0;          ///< of a group; the last one of a key head may have fewer
   int groups = 0;         ///< of all
+  int cluster = 1;        ///< blocks that have a piece together
   int splits = 0;         ///< pieces at most
-  int alone = 0;          ///< positions that one block takes without splitting
-  int least = 0;          ///< positions of a piece, at least
+  int alone = 0;          ///< positions that are one piece
+  int least = 0;          ///< positions of one of several pieces, at least
 };
 
 namespace attention_decode_detail {
 
 inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
-inline constexpr int kTile = 16;  // positions that a warp takes at a time
-inline constexpr int kHeads = 8;  // of a group: columns of an mma instruction
-inline constexpr int kAlone = 256, kLeast = 128;
+inline constexpr int kTile = 16;     // positions that a warp takes at a time
+inline constexpr int kHeads = 8;     // of a group: columns of an mma instruction
+inline constexpr int kTogether = 8;  // pieces whose loads are under way at the same time
+/// Positions that are not split, and those of a piece at least, with and without clusters.
+inline constexpr int kAlone[2] = {256, 1024}, kLeast[2] = {128, 512};
 /// Positions of a piece: no more pieces than splits, whole tiles.
 __host__ __device__ constexpr int piece(int positions, const AttentionDecodePlan& plan) {
   if (positions <= plan.alone) return plan.alone;
@@ -85,19 +90,6 @@ __device__ __forceinline__ float weight_of(float score, float highest, float uni
 /// What rounding to f16 takes from v, rounded itself.
 __device__ __forceinline__ float half_rest(float v) { return v - __half2float(__float2half_rn(v)); }
 
-// ANCHOR: rotate
-/// Eight neighbouring pairs (i, i + half) of a row, rotated by the angles at `c` and `s`.
-__device__ __forceinline__ void rotate8(const float* row, const float* c, const float* s, int half,
-                                        float (&low)[8], float (&high)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float a = row[i], b = row[i + half];
-    low[i] = a * c[i] - b * s[i];
-    high[i] = b * c[i] + a * s[i];
-  }
-}
-// ANCHOR_END: rotate
-
 /// Queries of a group in shared memory, ready to be multiplied: f16 in two parts, each head times a power of two that
 /// brings its largest element to 2^12, so that neither part leaves the range of f16.
 template <class KV, int HD>
@@ -105,6 +97,7 @@ struct Queries {
   static constexpr int kStride =
       HD + 32;  // halves: rows 64 bytes apart in the banks, so that eight lanes never meet
   __align__(16) __half high[kHeads * kStride], rest[kHeads * kStride];
+  __align__(16) __half newest_key[HD], newest_value[HD];  // the new token's row of the caches
   float factor[kHeads];  // what a product is times to be a score in powers of two
 
   __device__ __forceinline__ void set(int head, int i, float v, float up) {
@@ -169,44 +162,21 @@ struct Tile<__half, HD> {
       }
     }
   }
-  static __device__ __forceinline__ uint4 pack8(const float (&v)[8]) {
-    return make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]),
-                      pack_halves(v[6], v[7]));
-  }
-  /// The new token's row, from where it was computed; and into the caches.
-  __device__ __forceinline__ void put_newest(Queries<__half, HD>&, const float* k, const float* v,
-                                             const float* cosines, const float* sines, __half* keys,
-                                             __half* values, int row, long long stride, bool store,
-                                             int lane) {
-    const int group = lane / 4, member = lane % 4;
+  /// The new token's row, from shared memory. @param row of the tile
+  __device__ __forceinline__ void put_newest(const Queries<__half, HD>& q, int row, int lane) {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      if (key_row(group, t) != row) continue;
+      if (key_row(lane / 4, t) != row) continue;
 #pragma unroll
-      for (int c = 0; c < HD / 64; ++c) {
-        float low[8], high[8];
-        const int i = 32 * c + 8 * member;
-        rotate8(k + i, cosines + i, sines + i, HD / 2, low, high);
-        key[t][c] = pack8(low);
-        key[t][c + HD / 64] = pack8(high);
-        if (store) {
-          *reinterpret_cast<uint4*>(keys + row * stride + i) = key[t][c];
-          *reinterpret_cast<uint4*>(keys + row * stride + i + HD / 2) = key[t][c + HD / 64];
-        }
-      }
+      for (int c = 0; c < HD / 32; ++c)
+        key[t][c] = *reinterpret_cast<const uint4*>(q.newest_key + 32 * c + 8 * (lane % 4));
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      if (4 * member + r != row) continue;
+      if (4 * (lane % 4) + r != row) continue;
 #pragma unroll
-      for (int u = 0; u < HD / 64; ++u) {
-        float x[8];
-        const int i = 64 * u + 8 * group;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] = v[i + e];
-        value[r][u] = pack8(x);
-        if (store) *reinterpret_cast<uint4*>(values + row * stride + i) = value[r][u];
-      }
+      for (int u = 0; u < HD / 64; ++u)
+        value[r][u] = *reinterpret_cast<const uint4*>(q.newest_value + 64 * u + 8 * (lane / 4));
     }
   }
   /// Products of the lane's head with four keys.
@@ -264,22 +234,7 @@ struct Tile<float, HD> {
 
   __device__ __forceinline__ void load_keys(const float*, int, int, long long, int) {}
   __device__ __forceinline__ void load_values(const float*, int, int, long long, int) {}
-  __device__ __forceinline__ void put_newest(Queries<float, HD>& q, const float* k, const float* v,
-                                             const float* cosines, const float* sines, float* keys,
-                                             float* values, int row, long long stride, bool store, int lane) {
-    newest = row;
-    for (int i = lane; i < HD / 2; i += 32) {
-      const float a = k[i], b = k[i + HD / 2];
-      q.newest_key[i] = a * cosines[i] - b * sines[i];
-      q.newest_key[i + HD / 2] = b * cosines[i] + a * sines[i];
-    }
-    for (int i = lane; i < HD; i += 32) q.newest_value[i] = v[i];
-    __syncwarp();  // the row is written before other lanes read it
-    for (int i = lane; i < HD && store; i += 32) {
-      keys[row * stride + i] = q.newest_key[i];
-      values[row * stride + i] = q.newest_value[i];
-    }
-  }
+  __device__ __forceinline__ void put_newest(const Queries<float, HD>&, int row, int) { newest = row; }
   __device__ __forceinline__ void multiply(const Queries<float, HD>& q, const float* keys, int first, int end,
                                            long long stride, int lane, float (&product)[4]) const {
     const int row = 4 * (lane % 4);
@@ -321,15 +276,34 @@ struct Tile<float, HD> {
   }
 };
 
-/// What the warps of a block bring together, and the blocks of a head.
-template <int HD>
+/// What the warps of a block bring together, and the blocks of a cluster.
+template <int HD, int C>
 struct Sums {
-  static constexpr int kStride = HD + 4;  // floats
+  static constexpr int kStride = HD + 4;     // floats
+  static constexpr int kFinal = kHeads / C;  // heads that a block of the cluster finishes
   __align__(16) float of_warp[kWarps][kHeads][kStride];
   float highest[kWarps][kHeads], total[kWarps][kHeads];
+  __align__(16) float of_block[C][kFinal][HD];     // each written by its block of the cluster
+  __align__(16) float4 of_block_stats[C][kFinal];  // highest, total
 };
 
-template <class KV, int HD>
+/// A float4 to where `p` is in the shared memory of a block of the cluster.
+template <int C>
+__device__ __forceinline__ void send(int block, void* p, float4 v) {
+  if constexpr (C == 1) {
+    (void)block;
+    *static_cast<float4*>(p) = v;
+  } else {
+    store_at(shared_address_in(static_cast<unsigned>(block), p), v);
+  }
+}
+
+__device__ __forceinline__ void add_scaled(float4& sum, float weight, float4 v) {
+  sum.x += weight * v.x, sum.y += weight * v.y, sum.z += weight * v.z, sum.w += weight * v.w;
+}
+
+/// @tparam C blocks of a cluster
+template <class KV, int HD, int C>
 __global__ void __launch_bounds__(kThreads, 2)
     attention_decode(const float* q,                     // [heads][HD]
                      const float* k,                     // [kv_heads][HD]
@@ -340,15 +314,18 @@ __global__ void __launch_bounds__(kThreads, 2)
                      KV* values,                         // [context][kv_heads][HD]
                      const int* position, float* out,    // [heads][HD] or null
                      unsigned char* planes,              // or null
-                     unsigned* arrived,                  // [groups]
+                     unsigned* arrived,                  // [groups][C]
                      float* pieces,                      // [groups][splits][kHeads][HD]
-                     float2* stats,                      // [groups][splits][kHeads]
+                     float2* stats,                      // [groups][splits][kHeads]: highest, total
                      HeadShape s, AttentionDecodePlan plan, float scale, bool early) {
   __shared__ Queries<KV, HD> query;
-  __shared__ Sums<HD> sums;
+  __shared__ Sums<HD, C> sums;
   __shared__ bool last;
+  constexpr int FINAL = Sums<HD, C>::kFinal;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int split = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
+  const int split = static_cast<int>(blockIdx.x) / C,
+            rank = static_cast<int>(blockIdx.x) % C;  // piece, block of it
+  const int group = static_cast<int>(blockIdx.y);
   const int kv = group / plan.groups_per_kv;                  // 0..kv_heads-1
   const int in_kv = group % plan.groups_per_kv * plan.heads;  // first head of the group in its key head's
   const int of_kv = s.heads / s.kv_heads;                     // heads that share a key head
@@ -359,34 +336,62 @@ __global__ void __launch_bounds__(kThreads, 2)
   allow_next_kernel();
   if (!early) wait_for_previous_kernel();
 
-  // 1. The piece of this block: positions begin .. end-1.
+  // 1. The piece of this cluster: positions begin .. end-1, tiles of 16; this block's warps have every C-th of them.
   const int newest = *position, positions = newest + 1;
   const int size = piece(positions, plan), active = (positions + size - 1) / size;
   if (split >= active) return;
   const int begin = split * size, end = min(begin + size, positions);
   const int tiles = (end - begin + kTile - 1) / kTile;
-  KV* const my_keys = keys + begin * stride + kv * HD;  // [end-begin] rows, stride apart
-  KV* const my_values = values + begin * stride + kv * HD;
+  const int mine = rank + C * warp;                           // first tile of this warp, if below `tiles`
+  const KV* const my_keys = keys + begin * stride + kv * HD;  // [end-begin] rows, stride apart
+  const KV* const my_values = values + begin * stride + kv * HD;
   Tile<KV, HD> tile;
-  if (warp < tiles) {  // on its way while the kernel before ends; the newest row is not there yet
-    tile.load_keys(my_keys + kTile * warp * stride, begin + kTile * warp, newest, stride, lane);
-    tile.load_values(my_values + kTile * warp * stride, begin + kTile * warp, newest, stride, lane);
+  if (mine < tiles) {  // on its way while the kernel before ends; the newest row is not there yet
+    tile.load_keys(my_keys + kTile * mine * stride, begin + kTile * mine, newest, stride, lane);
+    tile.load_values(my_values + kTile * mine * stride, begin + kTile * mine, newest, stride, lane);
   }
+  if constexpr (C > 1)
+    cluster_barrier_relaxed();  // the other blocks have begun: their shared memory can be written
   if (early) wait_for_previous_kernel();
 
-  // 2. Queries, rotated: a warp has a head, a lane one or two pairs of it.
+  if (planes != nullptr && group == plan.groups - 1 && split == 0 && rank == 0)
+    tile_acts::store_padding(planes, s.q_length());
+
+  // 2. Queries, rotated: a warp has a head, a lane one or two pairs of it. Where the newest position is, a warp without a
+  //    head, or else the first, has the new row of the caches.
   constexpr int PAIRS = HD / 64;
-  const float* const angle_c = cosines + static_cast<long long>(newest) * half;  // [HD/2]
-  const float* const angle_s = sines + static_cast<long long>(newest) * half;
+  const float* const angle_c = cosines + static_cast<long long>(newest) * half + PAIRS * lane;
+  const float* const angle_s = sines + static_cast<long long>(newest) * half + PAIRS * lane;
+  const bool has_newest = split == active - 1 && rank == (tiles - 1) % C;  // in its last tile
+  if (has_newest && warp == heads % kWarps) {
+    const float* const new_k = k + kv * HD + PAIRS * lane;
+    const float* const new_v = v + kv * HD + PAIRS * lane;
+    KV* const key_row = keys + newest * stride + kv * HD + PAIRS * lane;
+    KV* const value_row = values + newest * stride + kv * HD + PAIRS * lane;
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      const float a = new_k[i], b = new_k[i + half], c = angle_c[i], d = angle_s[i];
+      const int at = PAIRS * lane + i;
+      store_kv(query.newest_key + at, a * c - b * d);
+      store_kv(query.newest_key + at + half, b * c + a * d);
+      store_kv(query.newest_value + at, new_v[i]);
+      store_kv(query.newest_value + at + half, new_v[i + half]);
+      if (in_kv == 0) {  // groups that share a key head have the same row
+        key_row[i] = query.newest_key[at];
+        key_row[i + half] = query.newest_key[at + half];
+        value_row[i] = query.newest_value[at];
+        value_row[i + half] = query.newest_value[at + half];
+      }
+    }
+  }
   for (int head = warp; head < kHeads; head += kWarps) {
     float low[PAIRS], high[PAIRS];
     unsigned largest = 0;
+    const float* const row = q + (head0 + head) * HD + PAIRS * lane;
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
-      const int at = PAIRS * lane + i;
-      const float* row = q + (head0 + head) * HD + at;
-      const float a = head < heads ? row[0] : 0.0f, b = head < heads ? row[half] : 0.0f;
-      const float c = angle_c[at], d = angle_s[at];
+      const float a = head < heads ? row[i] : 0.0f, b = head < heads ? row[i + half] : 0.0f;
+      const float c = angle_c[i], d = angle_s[i];
       low[i] = a * c - b * d;
       high[i] = b * c + a * d;
       largest =
@@ -394,9 +399,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     int up = 0;  // the power of two
     if constexpr (sizeof(KV) == sizeof(__half)) {
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2)
-        largest = max(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+      largest = __reduce_max_sync(kAllLanes, largest);
       up = min(12 - (static_cast<int>(largest >> 23) - 127), 120);
     }
     const float times = __uint_as_float(static_cast<unsigned>(127 + up) << 23);
@@ -407,23 +410,20 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     if (lane == 0) query.factor[head] = scale * __uint_as_float(static_cast<unsigned>(127 - up) << 23);
   }
-  __syncthreads();  // queries are written before any warp multiplies them
+  __syncthreads();  // queries and the new row are written before any warp multiplies them
 
   // 3. Softmax in one pass, 16 positions at a time: running maximum, sum of the powers and weighted sum of the values.
   float running = -INFINITY, total = 0.0f;  // of head lane / 4
   float sum[HD / 16][4] = {};               // of heads 2 * member, 2 * member + 1
   const float factor = query.factor[lane / 4];
-  for (int n = warp; n < tiles; n += kWarps) {
+  for (int n = mine; n < tiles; n += C * kWarps) {
     const int first = begin + kTile * n;
-    KV* const tile_keys = my_keys + kTile * n * stride;
-    KV* const tile_values = my_values + kTile * n * stride;
-    if (newest - first < kTile) {
-      tile.put_newest(query, k + kv * HD, v + kv * HD, angle_c, angle_s, tile_keys, tile_values,
-                      newest - first, stride, in_kv == 0, lane);
-    }
+    const KV* const tile_keys = my_keys + kTile * n * stride;
+    const KV* const tile_values = my_values + kTile * n * stride;
+    if (has_newest && n == tiles - 1) tile.put_newest(query, newest - first, lane);
     float score[4], highest = running;
     tile.multiply(query, tile_keys, first, end, stride, lane, score);
-    const int next = kTile * kWarps;
+    const int next = kTile * C * kWarps;
     tile.load_keys(tile_keys + next * stride, first + next, min(end, newest), stride, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -452,8 +452,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 
   // 4. The warps' sums, brought to the common maximum and added in their order. A warp that had positions has a finite
-  //    maximum.
-  if (warp < tiles) {
+  //    maximum. Each head goes to the block of the cluster that finishes it.
+  if (mine < tiles) {
     total += __shfl_xor_sync(kAllLanes, total, 1);
     total += __shfl_xor_sync(kAllLanes, total, 2);
     if (lane % 4 == 0) {
@@ -468,101 +468,125 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   __syncthreads();  // all sums are written before any is read
-  const int warps = min(kWarps, tiles);
-  const int fours = heads * HD / 4;  // of the group's outputs
-  const long long piece_at = static_cast<long long>(group) * plan.splits * kHeads;
-  constexpr int ROUNDS = (kHeads * HD / 4 + kThreads - 1) / kThreads;
-  float4 result[ROUNDS];
-#pragma unroll
-  for (int r = 0; r < ROUNDS; ++r) {
-    const int i = static_cast<int>(threadIdx.x) + r * kThreads;
-    result[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (i >= fours) continue;
+  const int warps =
+      min(kWarps, (tiles - rank + C - 1) / C);  // with tiles; none if there are fewer tiles than blocks
+  for (int i = static_cast<int>(threadIdx.x); i < heads * HD / 4 && warps > 0; i += kThreads) {
     const int head = i / (HD / 4), at = i % (HD / 4) * 4;
-    float highest = sums.highest[0][head], all = 0.0f;
-    for (int w = 1; w < warps; ++w) highest = fmaxf(highest, sums.highest[w][head]);
-    for (int w = 0; w < warps; ++w) {
-      const float weight = weight_of(sums.highest[w][head], highest);
-      const float4 x = *reinterpret_cast<const float4*>(&sums.of_warp[w][head][at]);
-      all += weight * sums.total[w][head];
-      result[r].x += weight * x.x;
-      result[r].y += weight * x.y;
-      result[r].z += weight * x.z;
-      result[r].w += weight * x.w;
+    float highest = -INFINITY, all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warps) highest = fmaxf(highest, sums.highest[w][head]);
     }
-    if (active == 1) {
-      result[r] = make_float4(result[r].x / all, result[r].y / all, result[r].z / all, result[r].w / all);
-    } else {
-      const long long row = piece_at + split * kHeads + head;
-      *reinterpret_cast<float4*>(pieces + row * HD + at) = result[r];
-      if (at == 0) stats[row] = make_float2(highest, all);
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w >= warps) continue;
+      const float weight = weight_of(sums.highest[w][head], highest);
+      all += weight * sums.total[w][head];
+      add_scaled(x, weight, *reinterpret_cast<const float4*>(&sums.of_warp[w][head][at]));
+    }
+    send<C>(head / FINAL, &sums.of_block[rank][head % FINAL][at], x);
+    if (at == 0)
+      send<C>(head / FINAL, &sums.of_block_stats[rank][head % FINAL], make_float4(highest, all, 0.0f, 0.0f));
+  }
+  if constexpr (C > 1) {
+    cluster_barrier();  // what the other blocks sent is here, and nobody writes to a block that has ended
+  } else {
+    __syncthreads();  // all sums are written before any is read
+  }
+
+  // 5. The blocks' sums, in the same way: a thread has four elements of a head.
+  const int my_heads = min(FINAL, heads - rank * FINAL);  // perhaps none
+  const int fours = my_heads * HD / 4;
+  constexpr int ROUNDS = (FINAL * HD / 4 + kThreads - 1) / kThreads;
+  static_assert(ROUNDS == 1);
+  const int i = static_cast<int>(threadIdx.x), head = i / (HD / 4),
+            at = i % (HD / 4) * 4;  // of my_heads, of HD
+  const int blocks = min(C, tiles);
+  float4 result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float highest = -INFINITY, all = 0.0f;
+  if (i < fours) {
+#pragma unroll
+    for (int b = 0; b < C; ++b) {
+      if (b < blocks) highest = fmaxf(highest, sums.of_block_stats[b][head].x);
+    }
+#pragma unroll
+    for (int b = 0; b < C; ++b) {
+      if (b >= blocks) continue;
+      const float weight = weight_of(sums.of_block_stats[b][head].x, highest);
+      all += weight * sums.of_block_stats[b][head].y;
+      add_scaled(result, weight, *reinterpret_cast<const float4*>(&sums.of_block[b][head][at]));
     }
   }
 
   // ANCHOR: last_block
-  // 5. The block that comes last adds the pieces in their order. The counter goes round to zero by itself.
+  // 6. The block that comes last to its heads adds the pieces, in their order. The counter goes round to zero by itself.
+  //    Where one head is left for a block, that is a matter of one warp.
+  constexpr bool ONE_WARP = FINAL * HD / 4 <= 32;
+  if (ONE_WARP && warp > 0) return;
+  const auto together = [] {
+    if constexpr (ONE_WARP) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  };
   if (active > 1) {
+    if (my_heads <= 0) return;
+    const long long row =
+        static_cast<long long>(group) * plan.splits * kHeads + rank * FINAL + head;  // of piece 0
+    if (i < fours) {
+      *reinterpret_cast<float4*>(pieces + (row + split * kHeads) * HD + at) = result;
+      if (at == 0) stats[row + split * kHeads] = make_float2(highest, all);
+    }
     __threadfence();  // this thread's part of the piece is there before the block is counted
-    __syncthreads();  // and so are those of the others
+    together();       // and so are those of the others
     if (threadIdx.x == 0) {
       const auto most = static_cast<unsigned>(active - 1);
-      last = atomicInc(arrived + group, most) == most;
+      last = atomicInc(arrived + group * C + rank, most) == most;
     }
-    __syncthreads();  // `last` is known
+    together();  // `last` is known
     if (!last) return;
-    __threadfence();
-    float* const weights = &sums.of_warp[0][0][0];  // [kHeads][active], in the place of what has been read
-    for (int head = warp; head < heads; head += kWarps) {
-      float highest = -INFINITY, all = 0.0f;
-      for (int i = lane; i < active; i += 32)
-        highest = fmaxf(highest, __ldcg(stats + piece_at + i * kHeads + head).x);
+    highest = -INFINITY, all = 0.0f, result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int n0 = 0; n0 < active && i < fours; n0 += kTogether) {
+      float4 x[kTogether];
+      float2 of[kTogether];
+      float higher = highest;
 #pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2)
-        highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, offset));
-      for (int i = lane; i < active; i += 32) {
-        const float2 of = __ldcg(stats + piece_at + i * kHeads + head);
-        const float weight = weight_of(of.x, highest);
-        weights[head * active + i] = weight;
-        all += weight * of.y;
+      for (int n = 0; n < kTogether; ++n) {
+        of[n] = make_float2(-INFINITY, 0.0f), x[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (n0 + n >= active) continue;
+        const long long from = row + (n0 + n) * kHeads;
+        of[n] = __ldcg(stats + from);  // past L1, which does not see what other multiprocessors write
+        x[n] = __ldcg(reinterpret_cast<const float4*>(pieces + from * HD + at));
       }
-      all = warp_reduce_sum(all);
-      if (lane == 0) query.factor[head] = all;
-    }
-    __syncthreads();  // weights are written before any is read
 #pragma unroll
-    for (int r = 0; r < ROUNDS; ++r) {
-      const int i = static_cast<int>(threadIdx.x) + r * kThreads;
-      if (i >= fours) continue;
-      const int head = i / (HD / 4), at = i % (HD / 4) * 4;
-      const float* from = pieces + (piece_at + head) * HD + at;
-      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-      for (int n = 0; n < active; ++n) {
-        const float4 y =
-            __ldcg(reinterpret_cast<const float4*>(from + static_cast<long long>(n) * kHeads * HD));
-        const float weight = weights[head * active + n];
-        x.x += weight * y.x, x.y += weight * y.y, x.z += weight * y.z, x.w += weight * y.w;
+      for (int n = 0; n < kTogether; ++n) higher = fmaxf(higher, of[n].x);
+      const float shrink = weight_of(highest, higher);
+      highest = higher;
+      all *= shrink;
+      result = make_float4(result.x * shrink, result.y * shrink, result.z * shrink, result.w * shrink);
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const float weight = weight_of(of[n].x, highest);
+        all += weight * of[n].y;
+        add_scaled(result, weight, x[n]);
       }
-      const float all = query.factor[head];
-      result[r] = make_float4(x.x / all, x.y / all, x.z / all, x.w / all);
     }
   }
   // ANCHOR_END: last_block
 
-  // 6. Out, as floats and as the codes that the next matmul takes.
-#pragma unroll
-  for (int r = 0; r < ROUNDS; ++r) {
-    const int i = static_cast<int>(threadIdx.x) + r * kThreads;
-    if (i - lane >= fours) continue;  // the whole warp
-    const int at = head0 * HD + 4 * i;
-    if (out != nullptr && i < fours) *reinterpret_cast<float4*>(out + at) = result[r];
-    if (planes != nullptr) tile_acts::store_eighth(result[r], at / 32, planes, 0, 1, s.q_length(), i < fours);
-  }
-  if (planes != nullptr && group == plan.groups - 1) tile_acts::store_padding(planes, s.q_length());
+  // 7. Out, as floats and as the codes that the next matmul takes.
+  if (i - lane >= fours) return;  // the whole warp
+  result = make_float4(result.x / all, result.y / all, result.z / all, result.w / all);
+  const int to = (head0 + rank * FINAL) * HD + 4 * i;
+  if (out != nullptr && i < fours) *reinterpret_cast<float4*>(out + to) = result;
+  if (planes != nullptr) tile_acts::store_eighth(result, to / 32, planes, 0, 1, s.q_length(), i < fours);
 }
 
 inline std::size_t counters_bytes(const AttentionDecodePlan& p) {
-  return (static_cast<std::size_t>(p.groups) * sizeof(unsigned) + 255) / 256 * 256;
+  return (static_cast<std::size_t>(p.groups) * static_cast<std::size_t>(p.cluster) * sizeof(unsigned) + 255) /
+         256 * 256;
 }
 inline std::size_t pieces_of(const AttentionDecodePlan& p) {
   return static_cast<std::size_t>(p.groups) * static_cast<std::size_t>(p.splits) * kHeads;
@@ -585,16 +609,18 @@ Status attention_decode_supported(HeadShape s) {
 }
 
 /// How attention_decode cuts the positions of up to `context`. @param sms multiprocessors of the device
-inline AttentionDecodePlan attention_decode_plan(HeadShape s, int context, int sms) {
+/// @param cluster 8 where there are clusters of blocks, otherwise 1
+inline AttentionDecodePlan attention_decode_plan(HeadShape s, int context, int sms, int cluster) {
   namespace d = attention_decode_detail;
   AttentionDecodePlan p;
-  const int of_kv = s.heads / s.kv_heads;
+  const int of_kv = s.heads / s.kv_heads, with = cluster > 1 ? 1 : 0;
   p.groups_per_kv = (of_kv + d::kHeads - 1) / d::kHeads;
   p.heads = (of_kv + p.groups_per_kv - 1) / p.groups_per_kv;
   p.groups = s.kv_heads * p.groups_per_kv;
-  p.alone = d::kAlone;
-  p.least = d::kLeast;
-  p.splits = std::max(1, std::min(sms / p.groups, (context + p.least - 1) / p.least));
+  p.cluster = cluster;
+  p.alone = d::kAlone[with];
+  p.least = d::kLeast[with];
+  p.splits = std::max(1, std::min(sms / (p.groups * cluster), (context + p.least - 1) / p.least));
   return p;
 }
 
@@ -604,8 +630,10 @@ inline std::size_t attention_decode_workspace(HeadShape s, const AttentionDecode
   return d::counters_bytes(p) +
          d::pieces_of(p) * (static_cast<std::size_t>(s.head_dim) * sizeof(float) + sizeof(float2));
 }
+/// The same, with clusters or without.
 inline std::size_t attention_decode_workspace(HeadShape s, int context, int sms) {
-  return attention_decode_workspace(s, attention_decode_plan(s, context, sms));
+  return std::max(attention_decode_workspace(s, attention_decode_plan(s, context, sms, 1)),
+                  attention_decode_workspace(s, attention_decode_plan(s, context, sms, 8)));
 }
 
 /// Attention of one new token; see the head of this file. Heads of a group, heads/kv_heads neighbours, share a key and
@@ -639,8 +667,16 @@ Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, boo
       reinterpret_cast<float2*>(pieces + d::pieces_of(plan) * static_cast<std::size_t>(a.shape.head_dim));
   LaunchOptions options;
   options.programmatic = programmatic;
-  return launch(options, a.shape.head_dim == 64 ? d::attention_decode<KV, 64> : d::attention_decode<KV, 128>,
-                dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
+  options.cluster_blocks = static_cast<unsigned>(plan.cluster);
+  if (plan.cluster != 1 && plan.cluster != 8)
+    return Status::error("attention_decode: a cluster has 1 or 8 blocks, not " +
+                         std::to_string(plan.cluster));
+  const auto kernel = a.shape.head_dim == 64 ? plan.cluster == 1 ? d::attention_decode<KV, 64, 1>
+                                                                 : d::attention_decode<KV, 64, 8>
+                      : plan.cluster == 1 ? d::attention_decode<KV, 128, 1>
+                                             : d::attention_decode<KV, 128, 8>;
+  return launch(options, kernel,
+                dim3(static_cast<unsigned>(plan.splits * plan.cluster), static_cast<unsigned>(plan.groups)),
                 dim3(d::kThreads), 0, stream, a.q, a.k, a.v, a.cosines, a.sines, a.keys, a.values, a.position,
                 a.out, a.planes, arrived, pieces, stats, a.shape, plan, scale, a.early);
 }
@@ -648,8 +684,9 @@ template <class KV>
 Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic = false) {
   const Status ok = attention_decode_supported<KV>(a.shape);
   if (!ok.ok()) return ok;
-  return launch_attention_decode(a, stream, programmatic,
-                                 attention_decode_plan(a.shape, a.context, multiprocessor_count()));
+  return launch_attention_decode(
+      a, stream, programmatic,
+      attention_decode_plan(a.shape, a.context, multiprocessor_count(), most_cluster_blocks()));
 }
 
 }  // namespace ladder

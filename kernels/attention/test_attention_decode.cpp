@@ -86,7 +86,8 @@ struct Problem {
     d.upload(sines);
     GuardedBuffer<unsigned char> planes(tile_acts::bytes(1, s.q_length()), "planes");
     const int sms = multiprocessor_count();
-    const AttentionDecodePlan cut = plan != nullptr ? *plan : attention_decode_plan(s, context, sms);
+    const AttentionDecodePlan cut =
+        plan != nullptr ? *plan : attention_decode_plan(s, context, sms, most_cluster_blocks());
     Buffer<unsigned char> workspace(attention_decode_workspace(s, cut), "workspace");
     workspace.fill_bytes(0xFF);
     std::vector<unsigned char> zeros(attention_decode_detail::counters_bytes(cut));
@@ -287,7 +288,7 @@ TEST_CASE("without reading ahead of the kernel before") {
 
 TEST_CASE("pieces of every size give what one block gives, within the bound") {
   const Problem<__half> problem({7, 1, 64}, 300, 2.0f, 0.0f, 9);
-  AttentionDecodePlan plan = attention_decode_plan(problem.s, problem.context, 132);
+  AttentionDecodePlan plan = attention_decode_plan(problem.s, problem.context, 132, most_cluster_blocks());
   for (const int least : {16, 32, 112, 4096}) {
     for (const int splits : {1, 2, 19}) {
       plan.alone = 1, plan.least = least, plan.splits = splits;
