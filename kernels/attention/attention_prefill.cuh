@@ -5,7 +5,8 @@
 // LAYOUT    q, out row-major f32 [nt][heads][head_dim]; caches f16 [context][kv_heads][head_dim]
 // MAP       grid(tiles of rows * kv_heads) block(32*WARPS): the tokens of all heads of a group are the rows of one matrix,
 //           row = token * (heads/kv_heads) + head, so that they share keys; warp -> 16*MF rows, block -> KEYS positions
-//           at a time, copied to shared memory while the ones before are multiplied. Long tiles of rows start first
+//           at a time, copied to shared memory while the ones before are multiplied. Long tiles of rows start first; few
+//           tiles are divided along the positions, and the block of a tile that comes last adds the pieces
 // NEEDS     head_dim 64 or 128, heads a multiple of kv_heads, an f16 cache, pointers at multiples of 16 bytes: checked by
 //           the launcher, and said in its error. Any nt >= 1
 // TRAFFIC   q and out 8*nt*q_length B; caches 2*(first+nt)*kv_length*2 B from memory, and from L2 again for each tile of
@@ -13,11 +14,12 @@
 //           WORK 4*heads*head_dim*sum over t of (first+t+1) FLOP, and up to KEYS/2 masked positions a row
 // LOOK FOR  SASS: HMMA.16816.F32, LDSM.16.M88.4 and LDSM.16.MT88.4, LDGSTS.E.BYPASS.128, MUFU.EX2; no bank conflicts
 // EXPECT    queries times 1/sqrt(head_dim), and weights, are rounded to f16: 2^-11 of each. Scores stay f32, and no query
-//           of a model comes near the end of f16. Few tokens after a long context leave most of the GPU idle
+//           of a model comes near the end of f16
 // BUILD     part of the engine of chapters/09-qwen and of chapters/08-around-the-matmul; tested by
 //           kernels/attention/test_attention_prefill.cpp
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -45,11 +47,30 @@ __host__ __device__ constexpr int swizzled(int row, int piece) {
 }
 
 /// What is taken from scores so that the largest weight is 2^14; 1 where scores are so large that 14 would be lost, or
-/// round to more than f16 holds.
+/// round to more than f16 holds. 0 where there are none yet, whose weights are then 0.
 __device__ __forceinline__ float weight_base(float highest) {
   constexpr float kLarge = 4194304.0f;
+  if (highest == -INFINITY) return 0.0f;
   return fabsf(highest) < kLarge ? highest - kWeightLog2 : highest;
 }
+/// What weights are times when the highest score becomes another one.
+__device__ __forceinline__ float weight_shrink(float highest, float base) {
+  return highest == -INFINITY ? 0.0f : power_of_two(weight_base(highest) - base);
+}
+
+/// Pieces of the positions of a tile of rows. None are used where there is one.
+struct Pieces {
+  int most = 1;                 ///< pieces of a tile, at most
+  unsigned* arrived = nullptr;  ///< [blocks of a piece], zero before and after
+  float2* stats = nullptr;      ///< [blocks of a piece][most][ROWS]: highest, total
+  float* sums = nullptr;        ///< [blocks of a piece][most][ROWS][HD]
+};
+inline constexpr int kLeastSteps = 4;                 // of a piece
+inline constexpr int kMostPieces = 16;                // of a tile
+inline constexpr int kFewRows = 64, kManyRows = 128;  // of a tile, where there are few or many
+inline constexpr std::size_t kCounters = 4096;        // bytes
+inline constexpr int kMostBlocks =
+    kCounters / sizeof(unsigned);  // of a piece, where there are several pieces
 
 template <int HD, int ROWS, int KEYS>
 constexpr std::size_t shared_bytes() {
@@ -78,7 +99,7 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
                       const __half* keys,    // [context][kv_heads][HD]
                       const __half* values,  // [context][kv_heads][HD]
                       float* out,            // [nt][heads][HD]
-                      int nt, const int* first, HeadShape s, float scale) {
+                      int nt, const int* first, HeadShape s, float scale, Pieces pieces) {
   constexpr int THREADS = 32 * WARPS, ROWS = 16 * MF * WARPS, PIECES = HD / 8;
   static_assert(KEYS % 16 == 0 && KEYS * PIECES % THREADS == 0 && ROWS * PIECES % THREADS == 0);
   __half* const query = dynamic_shared<__half>();  // [ROWS][HD]
@@ -96,12 +117,16 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
   allow_next_kernel();
   wait_for_previous_kernel();
   const int start = *first, end = start + last_token + 1;  // positions that the tile sees
-  const int steps = (end + KEYS - 1) / KEYS;
+  const int all_steps = (end + KEYS - 1) / KEYS;
+  const int per = max(kLeastSteps, (all_steps + pieces.most - 1) / pieces.most),
+            active = (all_steps + per - 1) / per;
+  const int part = static_cast<int>(blockIdx.y), step0 = part * per, steps = min(step0 + per, all_steps);
+  if (part >= active) return;
 
   // 1. The first keys and values on their way; queries to f16, times what makes scores powers of two.
-  copy_rows<HD, KEYS, THREADS>(key, keys, 0, end, stride);
+  copy_rows<HD, KEYS, THREADS>(key, keys, step0 * KEYS, end, stride);
   cp_async_commit_group();
-  copy_rows<HD, KEYS, THREADS>(value, values, 0, end, stride);
+  copy_rows<HD, KEYS, THREADS>(value, values, step0 * KEYS, end, stride);
   cp_async_commit_group();
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < ROWS * PIECES; i += THREADS) {
@@ -132,8 +157,8 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
   }
   const int first_limit = start + min(row0, rows - 1) / of_kv;  // of the tile's first row
 
-  for (int step = 0; step < steps; ++step) {
-    const int now = step % 2, key0 = step * KEYS;
+  for (int step = step0; step < steps; ++step) {
+    const int now = (step - step0) % 2, key0 = step * KEYS;
     // 3. Scores: queries times keys.
     cp_async_wait_group<1>();  // all but the values of this step
     __syncthreads();           // everyone's part of the keys is there; and the other buffer has been read
@@ -185,7 +210,7 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
           most = fmaxf(most, fmaxf(score[f][n][2 * h], score[f][n][2 * h + 1]));
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-        const float base = weight_base(most), shrink = power_of_two(weight_base(highest[f][h]) - base);
+        const float base = weight_base(most), shrink = weight_shrink(highest[f][h], base);
         highest[f][h] = most;
         total[f][h] *= shrink;
 #pragma unroll
@@ -230,14 +255,75 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
     }
   }
 
-  // 7. Out.
+  // 7. Pieces: the block that comes last to its tile adds them, in their order. A thread reads what threads with its own
+  //    place have written. The counter goes round to zero by itself.
 #pragma unroll
   for (int f = 0; f < MF; ++f) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float all = total[f][h];
-      all += __shfl_xor_sync(kAllLanes, all, 1);
-      all += __shfl_xor_sync(kAllLanes, all, 2);
+      total[f][h] += __shfl_xor_sync(kAllLanes, total[f][h], 1);
+      total[f][h] += __shfl_xor_sync(kAllLanes, total[f][h], 2);
+    }
+  }
+  if (active > 1) {
+    __shared__ bool last;
+    const long long rows_before = static_cast<long long>(blockIdx.x) * pieces.most * ROWS;
+    const auto place = [&](int f, int h, int n) {  // of a row, in piece n
+      return rows_before + n * ROWS + 16 * (MF * warp + f) + lane / 4 + 8 * h;
+    };
+#pragma unroll
+    for (int f = 0; f < MF; ++f) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const long long at = place(f, h, part);
+        if (lane % 4 == 0) pieces.stats[at] = make_float2(highest[f][h], total[f][h]);
+#pragma unroll
+        for (int d = 0; d < HD / 8; ++d) {
+          *reinterpret_cast<float2*>(pieces.sums + at * HD + 8 * d + lane % 4 * 2) =
+              make_float2(sum[f][d][2 * h], sum[f][d][2 * h + 1]);
+        }
+      }
+    }
+    __threadfence();  // this thread's part of the piece is there before the block is counted
+    __syncthreads();  // and so are those of the others
+    if (threadIdx.x == 0) {
+      const auto others = static_cast<unsigned>(active - 1);
+      last = atomicInc(pieces.arrived + blockIdx.x, others) == others;
+    }
+    __syncthreads();  // `last` is known
+    if (!last) return;
+#pragma unroll
+    for (int f = 0; f < MF; ++f) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float most = -INFINITY;
+        for (int n = 0; n < active; ++n) most = fmaxf(most, __ldcg(pieces.stats + place(f, h, n)).x);
+        const float base = weight_base(most);
+        total[f][h] = 0.0f;
+#pragma unroll
+        for (int d = 0; d < HD / 8; ++d) sum[f][d][2 * h] = sum[f][d][2 * h + 1] = 0.0f;
+        for (int n = 0; n < active; ++n) {
+          const long long at = place(f, h, n);
+          const float2 of = __ldcg(pieces.stats + at);  // past L1, which does not see what others write
+          const float shrink = weight_shrink(of.x, base);
+          total[f][h] += shrink * of.y;
+#pragma unroll
+          for (int d = 0; d < HD / 8; ++d) {
+            const float2 x =
+                __ldcg(reinterpret_cast<const float2*>(pieces.sums + at * HD + 8 * d + lane % 4 * 2));
+            sum[f][d][2 * h] += shrink * x.x;
+            sum[f][d][2 * h + 1] += shrink * x.y;
+          }
+        }
+      }
+    }
+  }
+
+  // 8. Out.
+#pragma unroll
+  for (int f = 0; f < MF; ++f) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
       const int r = row0 + 16 * (MF * warp + f) + lane / 4 + 8 * h;
       if (r >= rows) continue;
       float* to = out + static_cast<long long>(r / of_kv) * s.q_length() + (kv * of_kv + r % of_kv) * HD +
@@ -245,26 +331,38 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
 #pragma unroll
       for (int d = 0; d < HD / 8; ++d) {
         *reinterpret_cast<float2*>(to + 8 * d) =
-            make_float2(sum[f][d][2 * h] / all, sum[f][d][2 * h + 1] / all);
+            make_float2(sum[f][d][2 * h] / total[f][h], sum[f][d][2 * h + 1] / total[f][h]);
       }
     }
   }
 }
 // ANCHOR_END: attention_prefill
 
+constexpr long long row_tiles(long long nt, HeadShape s, int rows_of_tile) {
+  return (nt * (s.heads / s.kv_heads) + rows_of_tile - 1) / rows_of_tile;
+}
+
 template <int HD, int MF, int WARPS, int KEYS>
 Status launch_with(const float* q, const __half* keys, const __half* values, float* out, int nt,
-                   const int* first, HeadShape s, Stream& stream, bool programmatic) {
+                   const int* first, HeadShape s, Stream& stream, bool programmatic, int splits = 1,
+                   unsigned char* workspace = nullptr) {
   constexpr int ROWS = 16 * MF * WARPS;
   constexpr double kLog2E = 1.4426950408889634;
   const auto scale = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(HD)));
-  const long long rows = static_cast<long long>(nt) * (s.heads / s.kv_heads);
-  const long long blocks = (rows + ROWS - 1) / ROWS * s.kv_heads;
+  const auto blocks = static_cast<unsigned>(row_tiles(nt, s, ROWS) * s.kv_heads);
+  Pieces pieces;
+  if (splits > 1) {
+    const std::size_t places = static_cast<std::size_t>(blocks) * static_cast<std::size_t>(splits) * ROWS;
+    pieces.most = splits;
+    pieces.sums = reinterpret_cast<float*>(workspace + kCounters);
+    pieces.stats = reinterpret_cast<float2*>(pieces.sums + places * HD);
+    pieces.arrived = reinterpret_cast<unsigned*>(workspace);
+  }
   LaunchOptions options;
   options.programmatic = programmatic;
-  return launch(options, attention_prefill<HD, MF, WARPS, KEYS>, dim3(static_cast<unsigned>(blocks)),
+  return launch(options, attention_prefill<HD, MF, WARPS, KEYS>, dim3(blocks, static_cast<unsigned>(splits)),
                 dim3(32 * WARPS), shared_bytes<HD, ROWS, KEYS>(), stream, q, keys, values, out, nt, first, s,
-                scale);
+                scale, pieces);
 }
 
 }  // namespace attention_prefill_detail
@@ -282,15 +380,33 @@ inline Status attention_prefill_supported(HeadShape s) {
   return {};
 }
 
+/// Pieces that a tile's positions are divided into at most: more than one only where tiles alone leave multiprocessors
+/// without work. @param sms multiprocessors of the device
+constexpr int attention_prefill_pieces(long long nt, HeadShape s, int sms) {
+  namespace d = attention_prefill_detail;
+  const long long blocks = d::row_tiles(nt, s, d::kFewRows) * s.kv_heads;
+  if (blocks > d::kMostBlocks) return 1;
+  return static_cast<int>(std::max<long long>(1, std::min<long long>(d::kMostPieces, 2LL * sms / blocks)));
+}
+
+/// Bytes of the workspace of launch_attention_prefill, for every nt.
+constexpr std::size_t attention_prefill_workspace(HeadShape s, int sms) {
+  namespace d = attention_prefill_detail;
+  return d::kCounters + static_cast<std::size_t>(2 * sms * d::kFewRows) *
+                            (static_cast<std::size_t>(s.head_dim) * sizeof(float) + sizeof(float2));
+}
+
 /// Causal attention of nt tokens at positions first .. first+nt-1 over f16 caches that hold all positions up to theirs,
-/// on tensor cores. A token's result does not depend on how many tokens came with it, except that a value that is not a
-/// number reaches those at most KEYS positions before it. An f32 cache is for attention_f32: tensor cores would round it.
-/// Does not synchronise.
+/// on tensor cores. An f32 cache is for attention_f32: tensor cores would round it. A value that is not a number reaches
+/// the tokens at most KEYS positions before its own, too. Without a workspace a token's result has the same bits
+/// whatever came with it; with one, few tokens after a long context are faster, and the bits are the same for the same
+/// tokens. Does not synchronise.
 /// @param q [nt][heads][head_dim], rotated @param first a position in device memory, at least 0, read when the kernel runs
 /// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+/// @param workspace attention_prefill_workspace() bytes at a multiple of 16, zero before the first use; or null
 inline Status launch_attention_prefill(const float* q, const __half* keys, const __half* values, float* out,
                                        int nt, const int* first, HeadShape s, Stream& stream,
-                                       bool programmatic = false) {
+                                       bool programmatic = false, unsigned char* workspace = nullptr) {
   namespace d = attention_prefill_detail;
   const Status ok = attention_prefill_supported(s);
   if (!ok.ok()) return ok;
@@ -299,14 +415,21 @@ inline Status launch_attention_prefill(const float* q, const __half* keys, const
     return Status::error("attention_prefill: nt must be at least 1, and nt * heads at most " +
                          std::to_string(kMostRows));
   if ((reinterpret_cast<std::uintptr_t>(q) | reinterpret_cast<std::uintptr_t>(keys) |
-       reinterpret_cast<std::uintptr_t>(values) | reinterpret_cast<std::uintptr_t>(out)) %
+       reinterpret_cast<std::uintptr_t>(values) | reinterpret_cast<std::uintptr_t>(out) |
+       reinterpret_cast<std::uintptr_t>(workspace)) %
           16 !=
       0) {
     return Status::error("attention_prefill: all arrays must begin at a multiple of 16 bytes");
   }
-  if (s.head_dim == 64)
-    return d::launch_with<64, 2, 4, 64>(q, keys, values, out, nt, first, s, stream, programmatic);
-  return d::launch_with<128, 2, 4, 64>(q, keys, values, out, nt, first, s, stream, programmatic);
+  // Large tiles need less of shared memory's bandwidth, small ones occupy more multiprocessors.
+  const int sms = multiprocessor_count();
+  const bool many = d::row_tiles(nt, s, d::kManyRows) * s.kv_heads >= 3LL * sms;
+  const int pieces = workspace == nullptr || many ? 1 : attention_prefill_pieces(nt, s, sms);
+  const auto run = [&](auto launch_it) {
+    return launch_it(q, keys, values, out, nt, first, s, stream, programmatic, pieces, workspace);
+  };
+  if (s.head_dim == 64) return many ? run(d::launch_with<64, 2, 4, 64>) : run(d::launch_with<64, 1, 4, 64>);
+  return many ? run(d::launch_with<128, 2, 4, 64>) : run(d::launch_with<128, 1, 4, 64>);
 }
 
 }  // namespace ladder

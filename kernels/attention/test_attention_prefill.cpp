@@ -40,8 +40,8 @@ struct Problem {
     }
   }
 
-  /// Launches for tokens t0 .. t0+count-1. [count][heads][head_dim]
-  std::vector<float> run(int t0, int count) const {
+  /// Launches for tokens t0 .. t0+count-1, twice with a workspace. [count][heads][head_dim]
+  std::vector<float> run(int t0, int count, bool divided = false) const {
     Stream stream;
     // Exact sizes: a row that is read too many is a fault of its own.
     const auto rows = static_cast<std::size_t>((first + t0 + count) * s.kv_length());
@@ -54,12 +54,23 @@ struct Problem {
     const int at[] = {first + t0};
     Buffer<int> position(1, "position");
     position.upload(at);
-    const Status status = launch_attention_prefill(dq.data(), dk.data(), dv.data(), out.data(), count,
-                                                   position.data(), s, stream);
-    REQUIRE_MESSAGE(status.ok(), status.message());
-    stream.synchronize();
-    std::vector<float> host(n);
-    CHECK(out.download(host));
+    Buffer<unsigned char> workspace(divided ? attention_prefill_workspace(s, multiprocessor_count()) : 0,
+                                    "workspace");
+    if (divided) {
+      workspace.fill_bytes(0xFF);
+      workspace.upload(std::vector<unsigned char>(attention_prefill_detail::kCounters));
+    }
+    std::vector<float> host(n), before;
+    for (int times = 0; times < (divided ? 2 : 1); ++times) {
+      before = host;
+      out.poison();
+      const Status status = launch_attention_prefill(dq.data(), dk.data(), dv.data(), out.data(), count,
+                                                     position.data(), s, stream, false, workspace.data());
+      REQUIRE_MESSAGE(status.ok(), status.message());
+      stream.synchronize();
+      CHECK(out.download(host));
+    }
+    if (divided) CHECK(std::memcmp(before.data(), host.data(), n * sizeof(float)) == 0);
     return host;
   }
 
@@ -102,7 +113,7 @@ struct Problem {
 };
 
 void check(HeadShape s, int nt, int first, float q_size = 2.0f, float key_bias = 0.0f,
-           double expected_score = 0) {
+           double expected_score = 0, bool divided = false) {
   CAPTURE(s.heads);
   CAPTURE(s.head_dim);
   CAPTURE(nt);
@@ -111,7 +122,7 @@ void check(HeadShape s, int nt, int first, float q_size = 2.0f, float key_bias =
 #if !defined(__CUDACC__)
   const emu::counting on;
 #endif
-  const std::vector<float> out = problem.run(0, nt);
+  const std::vector<float> out = problem.run(0, nt, divided);
 #if !defined(__CUDACC__)
   const auto& findings = emu::last_launch().findings;
   CHECK_MESSAGE(findings.empty(), (findings.empty() ? "" : findings.front().text));
@@ -140,6 +151,17 @@ TEST_CASE("heads of models") {
   check({28, 4, 128}, 9, 70);
   check({40, 8, 128}, 3, 10);
   check({1, 1, 64}, 130, 0);
+}
+
+TEST_CASE("tiles divided along the positions") {
+  for (const int first : {0, 255, 256, 600}) check({2, 1, 64}, 5, first, 2.0f, 0.0f, 0, true);
+  for (const int nt : {1, 20}) check({14, 2, 64}, nt, 520, 2.0f, 0.0f, 0, true);
+  check({7, 1, 128}, 11, 400, 2.0f, 0.0f, 0, true);
+  check({2, 1, 64}, 40, 500, 30.0f, 50.0f, 1e4, true);
+  CHECK(attention_prefill_pieces(1, {28, 4, 128}, 132) == 16);
+  CHECK(attention_prefill_pieces(128, {28, 4, 128}, 132) == 4);
+  CHECK(attention_prefill_pieces(512, {28, 4, 128}, 132) == 1);
+  CHECK(attention_prefill_pieces(100000, {28, 4, 128}, 132) == 1);
 }
 
 TEST_CASE("scores of ten thousand do not overflow") { check({2, 1, 64}, 40, 90, 30.0f, 50.0f, 1e4); }
