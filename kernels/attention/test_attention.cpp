@@ -11,12 +11,11 @@
 #include "harness/device/doctest_main.hpp"
 #include "harness/experiment/check.hpp"
 #include "kernels/attention/attention_f32.cuh"
+#include "kernels/attention/attention_reference.hpp"
 
 using namespace ladder;
 
 namespace {
-
-constexpr double kU = kUnitRoundoffF32;
 
 template <class KV>
 KV from_float(float v) {
@@ -76,54 +75,24 @@ struct Problem {
 
   /// The first element of `out` that is wrong; empty when there is none. `*largest_score` is set.
   std::string compare(const std::vector<float>& out, double* largest_score) const {
-    const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
     *largest_score = 0;
     for (int t = 0; t < nt; ++t) {
       for (int h = 0; h < s.heads; ++h) {
         const int positions = first + t + 1, g = h / (s.heads / s.kv_heads);
-        std::vector<double> score(static_cast<std::size_t>(positions));
-        double error = 0, highest = -1e300, lowest = 1e300;
-        for (int p = 0; p < positions; ++p) {
-          double sum = 0, magnitude = 0;
-          for (int i = 0; i < s.head_dim; ++i) {
-            const double term =
-                scale * q[static_cast<std::size_t>(t * s.q_length() + h * s.head_dim + i)] *
-                as_double(keys[static_cast<std::size_t>(p * s.kv_length() + g * s.head_dim + i)]);
-            sum += term;
-            magnitude += std::fabs(term);
-          }
-          score[static_cast<std::size_t>(p)] = sum;
-          // Scale, product, additions of a lane's elements (eight, at most) and of the butterfly, the scale's own
-          // rounding.
-          error = std::max(error, (8 + 5 + 4) * kU * magnitude);
-          highest = std::max(highest, sum);
-          lowest = std::min(lowest, sum);
-          *largest_score = std::max(*largest_score, std::fabs(sum));
-        }
-        double total = 0;
-        for (double& x : score) total += x = std::exp(x - highest);
-        for (int i = 0; i < s.head_dim; ++i) {
-          double value = 0, magnitude = 0;
-          for (int p = 0; p < positions; ++p) {
-            const double term =
-                score[static_cast<std::size_t>(p)] / total *
-                as_double(values[static_cast<std::size_t>(p * s.kv_length() + g * s.head_dim + i)]);
-            value += term;
-            magnitude += std::fabs(term);
-          }
-          // A weight is off by the error of its score and the highest one, by the rounding of the differences
-          // of which it is the exponential (together no more than the range), and by the exponentials and
-          // products of its strips (of 64 positions, at least), of its warp's positions and of the warps; weights
-          // appear above and below the fraction.
-          const double strips = positions / 64.0 + 1;
-          const double relative = 2 * (2 * error + 2 * kU * (highest - lowest) + (6 * strips + 40) * kU);
-          const std::size_t at = static_cast<std::size_t>(t * s.q_length() + h * s.head_dim + i);
-          if (!(std::isfinite(out[at]) && std::fabs(out[at] - value) <= relative * magnitude)) {
-            return "token " + std::to_string(t) + " head " + std::to_string(h) + " [" + std::to_string(i) +
-                   "] is " + std::to_string(out[at]) + ", expected " + std::to_string(value) + " within " +
-                   std::to_string(relative * magnitude);
-          }
-        }
+        const auto at = static_cast<std::size_t>(t * s.q_length() + h * s.head_dim);
+        const auto length = static_cast<std::size_t>(s.head_dim);
+        std::vector<double> query(length), terms(length);
+        for (std::size_t i = 0; i < length; ++i) query[i] = q[at + i], terms[i] = std::fabs(query[i]);
+        const auto element = [&](const std::vector<KV>& cache, int p, int i) {
+          return as_double(cache[static_cast<std::size_t>(p * s.kv_length() + g * s.head_dim + i)]);
+        };
+        const AttentionRow row = attention_row(
+            query, terms, positions, [&](int p, int i) { return element(keys, p, i); },
+            [&](int p, int i) { return element(values, p, i); });
+        *largest_score = std::max(*largest_score, row.score);
+        const std::string wrong =
+            compare_row(std::span(out).subspan(at, length), row, attention_f32_bound(row, positions));
+        if (!wrong.empty()) return "token " + std::to_string(t) + " head " + std::to_string(h) + wrong;
       }
     }
     return "";

@@ -197,17 +197,9 @@ struct Problem {
       const AttentionRow row = attention_row(
           query, terms, positions, [&](int p, int i) { return element(r.keys, p, i); },
           [&](int p, int i) { return element(r.values, p, i); });
-      // A score: rotation 3, the two f16 parts of the query 4, up to head_dim / 32 instructions or head_dim / 4 additions
-      // in a row (an instruction's own sum of 16: up to 16), six more to its end; its factor 3. The difference to the
-      // highest one and the power, which is good to two units.
-      const double score = (3 + 4 + 16 * s.head_dim / 32.0 + 6 + 3) * kU * row.terms + 3 * kU * row.score;
-      // Sums: instructions of 16 for each tile of a warp, twice; the tiles, warps and pieces on the way; weights appear
-      // above and below the fraction.
-      const double tiles = positions / 128.0 + 1;
-      const double relative = 2 * (2 * score + 2 * kU * row.range + (36 * tiles + 60) * kU);
       const std::string wrong =
           compare_row(std::span(r.out).subspan(static_cast<std::size_t>(h * s.head_dim), query.size()), row,
-                      relative, std::ldexp(1.0, -38), used);
+                      attention_decode_bound(row, positions, s.head_dim), used);
       if (!wrong.empty()) return "head " + std::to_string(h) + wrong;
     }
     return "";

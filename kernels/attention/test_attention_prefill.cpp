@@ -19,8 +19,6 @@ using namespace ladder;
 
 namespace {
 
-constexpr double kU = kUnitRoundoffF32;
-
 /// Queries for positions first .. first+nt-1 and caches for first+nt positions.
 struct Problem {
   HeadShape s;
@@ -76,16 +74,13 @@ struct Problem {
 
   /// The first element of `out` that is wrong; empty when there is none.
   std::string compare(const std::vector<float>& out, double* largest_score = nullptr) const {
-    const double root = std::sqrt(static_cast<double>(s.head_dim)), log2e = 1.4426950408889634;
-    const auto scale = static_cast<float>(log2e / root);
     for (int t = 0; t < nt; ++t) {
       for (int h = 0; h < s.heads; ++h) {
         const int positions = first + t + 1, g = h / (s.heads / s.kv_heads);
         std::vector<double> query(static_cast<std::size_t>(s.head_dim)), terms(query.size());
         const auto at = static_cast<std::size_t>(t * s.q_length() + h * s.head_dim);
         for (std::size_t i = 0; i < query.size(); ++i) {
-          query[i] =
-              __half2float(__float2half_rn(q[at + i] * scale)) / log2e * root;  // what the kernel multiplies
+          query[i] = attention_prefill_query(q[at + i], s.head_dim);
           terms[i] = std::fabs(query[i]);
         }
         const auto element = [&](const std::vector<__half>& cache, int p, int i) {
@@ -96,15 +91,8 @@ struct Problem {
             query, terms, positions, [&](int p, int i) { return element(keys, p, i); },
             [&](int p, int i) { return element(values, p, i); });
         if (largest_score != nullptr) *largest_score = std::max(*largest_score, row.score);
-        // A score: head_dim / 16 instructions in a row, up to 16 for each one's own sum; the difference to the highest
-        // one and the power, good to four units.
-        const double score = 16 * s.head_dim / 16.0 * kU * row.terms + 2 * kU * row.score;
-        // A weight is rounded to f16 above the fraction, not below. Sums: instructions of 16 and a scaling for each tile.
-        const double tiles = positions / 64.0 + 1;
-        const double relative =
-            2 * (2 * score + 2 * kU * row.range + (40 * tiles + 60) * kU) + std::ldexp(1.0, -11);
-        const std::string wrong =
-            compare_row(std::span(out).subspan(at, query.size()), row, relative, std::ldexp(1.0, -38));
+        const std::string wrong = compare_row(std::span(out).subspan(at, query.size()), row,
+                                              attention_prefill_bound(row, positions, s.head_dim));
         if (!wrong.empty()) return "token " + std::to_string(t) + " head " + std::to_string(h) + wrong;
       }
     }
