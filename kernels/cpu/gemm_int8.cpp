@@ -2,6 +2,8 @@
 // gemm_int8_avx512.hpp and beside the other products of each instruction set.
 #include "kernels/cpu/gemm_int8.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <new>
 #include <stdexcept>
@@ -15,85 +17,27 @@
 namespace ladder::cpu {
 namespace {
 
-constexpr std::size_t kAlign = 64;
-
-// ANCHOR: cpu_int8_gemm
-long long groups_of(long long id) { return (id + kGroupElems - 1) / kGroupElems; }
-long long blocks_of(long long nt) { return (nt + kMaxQuantTokens - 1) / kMaxQuantTokens; }
-
-// 1. In L1: 8 tokens of a few groups, 31 KB of the panels' lines that one format reads. All pairs of rows of a
-//    strip pass them, and their sums wait meanwhile.
-constexpr int kMostGroups = 10;
-
-// 2. In L2: a strip of rows as panels, of about this many bytes. The longer it is, the less often activations
-//    come from L3.
-constexpr std::size_t kStripBytes = std::size_t{512} << 10;
-constexpr long long kMostRows = 64;
-
-/// How a matrix is cut.
-struct Cut {
-  int rows;    // of a strip: an even number
-  int groups;  // of a block of k
-
-  Cut(long long od, long long id, std::size_t panel_bytes, int threads) {
-    const long long all = groups_of(id), blocks = (all + kMostGroups - 1) / kMostGroups;
-    groups = static_cast<int>((all + blocks - 1) / blocks);
-    const auto fitting = static_cast<long long>(kStripBytes / (static_cast<std::size_t>(all) * panel_bytes));
-    const long long fair = od / (4LL * threads);  // strips enough that the threads end together
-    rows = static_cast<int>(std::clamp(std::min(fitting, fair), 8LL, kMostRows) / 2 * 2);
-  }
-  [[nodiscard]] std::size_t panels(long long id, std::size_t panel_bytes) const {
-    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(groups_of(id)) * panel_bytes;
-  }
-  [[nodiscard]] std::size_t sums() const {
-    return static_cast<std::size_t>(rows) * kMaxQuantTokens * 16 * sizeof(float);
-  }
-};
-
-/// A strip times all tokens.
-void multiply_strip(const PanelKernels& kernels, const Cut& cut, const Product& product, const ActPanel* acts,
-                    long long nt, long long id, long long row, int rows, unsigned char* panels, float* sums) {
-  const std::size_t row_size = row_bytes(product.type, id);
-  const long long groups = groups_of(id);
-  kernels.pack(static_cast<const unsigned char*>(product.weights) + static_cast<std::size_t>(row) * row_size,
-               row_size, rows, id, panels);
-  PanelTile tile{};
-  tile.panels = panels;
-  tile.row_groups = groups;
-  tile.rows = rows;
-  tile.sums = sums;
-  tile.od = product.od;
-  for (long long token = 0; token < nt; token += kMaxQuantTokens) {
-    tile.tokens = static_cast<int>(std::min<long long>(kMaxQuantTokens, nt - token));
-    tile.out = product.out + token * product.od + row;
-    for (long long g = 0; g < groups; g += cut.groups) {
-      tile.group = static_cast<int>(g);
-      tile.groups = static_cast<int>(std::min<long long>(cut.groups, groups - g));
-      tile.acts = acts + token * groups + g * kMaxQuantTokens;
-      tile.first = g == 0;
-      tile.last = g + tile.groups == groups;
-      kernels.multiply(tile);
-    }
-  }
-}
-// ANCHOR_END: cpu_int8_gemm
+constexpr std::size_t kAlign = 64, kHugePage = std::size_t{2} << 20;
+constexpr long long kStripsOfThread = 4;  // of a matrix, at least: so the threads end together
 
 }  // namespace
 
-Int8Gemm::Int8Gemm() = default;
-Int8Gemm::~Int8Gemm() = default;
-Int8Gemm::Int8Gemm(Int8Gemm&&) noexcept = default;
-Int8Gemm& Int8Gemm::operator=(Int8Gemm&&) noexcept = default;
+void Int8Gemm::Kept::Free::operator()(unsigned char* p) const {
+  ::operator delete[](p, std::align_val_t{kHugePage});
+}
 
-void Int8Gemm::Free::operator()(void* memory) const { ::operator delete[](memory, std::align_val_t{kAlign}); }
-
-template <class T>
-T* Int8Gemm::Kept<T>::grown(std::size_t wanted) {
-  if (wanted > count) {
+unsigned char* Int8Gemm::Kept::grown(std::size_t wanted) {
+  if (wanted > bytes) {
     memory.reset();
-    count = 0;
-    memory.reset(static_cast<T*>(::operator new[](wanted * sizeof(T), std::align_val_t{kAlign})));
-    count = wanted;
+    bytes = 0;
+    const bool large = wanted >= kHugePage;
+    if (large) wanted = (wanted + kHugePage - 1) / kHugePage * kHugePage;
+    memory.reset(static_cast<unsigned char*>(::operator new[](wanted, std::align_val_t{kHugePage})));
+    bytes = wanted;
+#if defined(MADV_HUGEPAGE)
+    // A hint: panels are read in strides of several kilobytes, each of which would be a page of its own.
+    if (large) (void)::madvise(memory.get(), wanted, MADV_HUGEPAGE);
+#endif
   }
   return memory.get();
 }
@@ -108,26 +52,27 @@ void Int8Gemm::fill(long long nt, long long id, long long worth_forking, ThreadP
                                 std::to_string(nt) + " and " + std::to_string(id));
   }
   const QuantKernels& kernels = quant_kernels();
-  const long long groups = groups_of(id), count = nt * groups;
-  ActPanel* panels = acts_.grown(static_cast<std::size_t>(blocks_of(nt) * groups * kMaxQuantTokens));
+  const GemmInt8Kernels& gemm = kernels.gemm;
+  const long long groups = groups_of_row(id), tiles = (nt + gemm.tokens - 1) / gemm.tokens;
+  const std::size_t tile_bytes = gemm.act_bytes * static_cast<std::size_t>(groups);
+  unsigned char* panels = acts_.grown(static_cast<std::size_t>(tiles) * tile_bytes);
   nt_ = nt;
   id_ = id;
   kernels_ = &kernels;
   const auto some = [&](long long begin, long long end, int) {
-    for (long long i = begin; i < end; ++i) {
-      const long long t = i / groups, g = i % groups, first = g * kGroupElems;
-      ActPanel& panel = panels[(t / kMaxQuantTokens * groups + g) * kMaxQuantTokens + t % kMaxQuantTokens];
-      make(kernels, t, first, static_cast<int>(std::min<long long>(kGroupElems, id - first)), panel.group);
-      // The product that quant_int8 makes in its tile, with the same rounding.
-      for (int run = 0; run < kGroupRuns; ++run) {
-        panel.negatives[run] = static_cast<float>(panel.group.negative_sums[run]) * panel.group.scales[run];
-      }
+    ActGroup acts[kMaxQuantTokens];
+    for (long long i = begin; i < end; ++i) {  // a group of a tile
+      const long long tile = i / groups, g = i % groups, first = g * kGroupElems;
+      const auto elems = static_cast<int>(std::min<long long>(kGroupElems, id - first));
+      const auto count = static_cast<int>(std::min<long long>(gemm.tokens, nt - tile * gemm.tokens));
+      for (int t = 0; t < count; ++t) make(kernels, tile * gemm.tokens + t, first, elems, acts[t]);
+      gemm.put(acts, count, g, groups, panels + static_cast<std::size_t>(tile) * tile_bytes);
     }
   };
-  if (count < worth_forking) {
-    some(0, count, 0);
+  if (nt * groups < worth_forking) {
+    some(0, tiles * groups, 0);
   } else {
-    pool.parallel_for(count, worth_forking / 2, some);
+    pool.parallel_for(tiles * groups, std::max(1LL, worth_forking / 2 / gemm.tokens), some);
   }
 }
 // ANCHOR_END: cpu_int8_gemm_acts
@@ -149,6 +94,7 @@ void Int8Gemm::assign(const BlockQ8Pad40* blocks, long long nt, long long id, Th
        });
 }
 
+// ANCHOR: cpu_int8_gemm
 void Int8Gemm::multiply(std::span<const Product> products, const float* acts, long long nt, long long id,
                         ThreadPool& pool) {
   const QuantKernels& kernels = quant_kernels();
@@ -161,10 +107,11 @@ void Int8Gemm::multiply(std::span<const Product> products, const float* acts, lo
     throw std::logic_error("int8 GEMM: the activations were made for another instruction set");
   }
   // 1. Check, and cut matrices to strips.
+  const GemmInt8Kernels& gemm = kernels.gemm;
   std::vector<Product> floats;
-  std::vector<Cut> cuts;
+  std::vector<int> rows;                // of a strip, for each matrix
   std::vector<long long> strips = {0};  // before each matrix
-  std::size_t panels = 0, sums = 0;
+  std::size_t panels = 0, scratch = 0;  // bytes, the most of any
   for (const Product& p : products) {
     require_valid("int8 GEMM", {nt, p.od, id});
     if (id % info(p.type).block_elems != 0) {
@@ -172,38 +119,54 @@ void Int8Gemm::multiply(std::span<const Product> products, const float* acts, lo
                                   " have a multiple of " + std::to_string(info(p.type).block_elems) +
                                   " elements, not " + std::to_string(id));
     }
+    rows.push_back(0);
+    strips.push_back(strips.back());
     if (!uses_int8(p.type)) {
       if (acts == nullptr) {
         throw std::invalid_argument(std::string("int8 GEMM: ") + info(p.type).name +
                                     " weights are multiplied with f32 activations, and there are none");
       }
       floats.push_back(p);
+      continue;
     }
-    const std::size_t bytes = kernels.panels[static_cast<std::size_t>(p.type)].bytes;
-    cuts.emplace_back(p.od, id, std::max<std::size_t>(bytes, 1), pool.size());
-    strips.push_back(strips.back() +
-                     (uses_int8(p.type) ? (p.od + cuts.back().rows - 1) / cuts.back().rows : 0));
-    panels = std::max(panels, uses_int8(p.type) ? cuts.back().panels(id, bytes) : 0);
-    sums = std::max(sums, cuts.back().sums());
+    const std::size_t bytes = gemm.types[static_cast<std::size_t>(p.type)].bytes;
+    rows.back() = gemm.rows(p.od / (kStripsOfThread * pool.size()), id, bytes);
+    strips.back() += (p.od + rows.back() - 1) / rows.back();
+    panels = std::max(
+        panels, static_cast<std::size_t>(rows.back()) * static_cast<std::size_t>(groups_of_row(id)) * bytes);
+    scratch = std::max(scratch, gemm.scratch(rows.back(), nt, id) * sizeof(float));
   }
   if (!floats.empty()) cpu::multiply(floats, acts, nullptr, nt, id, pool);
   if (strips.back() == 0) return;
   // 2. Strips of all matrices one after the other, to whoever is free.
-  panels = (panels + kAlign - 1) / kAlign * kAlign;
-  unsigned char* scratch = scratch_.grown(static_cast<std::size_t>(pool.size()) * (panels + sums));
+  const auto aligned = [](std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; };
+  const std::size_t of_thread = aligned(panels) + aligned(scratch);
+  unsigned char* memory = scratch_.grown(static_cast<std::size_t>(pool.size()) * of_thread);
   pool.parallel_for(strips.back(), 1, [&](long long begin, long long end, int thread) {
-    unsigned char* mine = scratch + static_cast<std::size_t>(thread) * (panels + sums);
+    unsigned char* mine = memory + static_cast<std::size_t>(thread) * of_thread;
     for (long long i = begin; i < end; ++i) {
       const auto m =
           static_cast<std::size_t>(std::upper_bound(strips.begin(), strips.end(), i) - strips.begin() - 1);
       const Product& p = products[m];
-      const long long row = (i - strips[m]) * cuts[m].rows;
-      multiply_strip(kernels.panels[static_cast<std::size_t>(p.type)], cuts[m], p, acts_.memory.get(), nt, id,
-                     row, static_cast<int>(std::min<long long>(cuts[m].rows, p.od - row)), mine,
-                     reinterpret_cast<float*>(mine + panels));
+      const PanelKernels& of_type = gemm.types[static_cast<std::size_t>(p.type)];
+      const long long row = (i - strips[m]) * rows[m];
+      const std::size_t row_size = row_bytes(p.type, id);
+      PanelStrip strip{};
+      strip.panels = mine;
+      strip.rows = static_cast<int>(std::min<long long>(rows[m], p.od - row));
+      strip.acts = acts_.memory.get();
+      strip.nt = nt;
+      strip.id = id;
+      strip.out = p.out + row;
+      strip.od = p.od;
+      strip.scratch = reinterpret_cast<float*>(mine + aligned(panels));
+      of_type.pack(static_cast<const unsigned char*>(p.weights) + static_cast<std::size_t>(row) * row_size,
+                   row_size, strip.rows, id, mine);
+      of_type.multiply(strip);
     }
   });
 }
+// ANCHOR_END: cpu_int8_gemm
 
 namespace {
 

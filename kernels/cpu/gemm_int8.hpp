@@ -17,20 +17,14 @@
 
 namespace ladder::cpu {
 
-/// From so many tokens on it is faster than quant_matmul.hpp.
-inline constexpr int kInt8GemmTokens = 9;
-
-struct ActPanel;
+/// From so many tokens on it is faster than quant_matmul.hpp, whatever the type; what takes weights to panels is made
+/// up for by then.
+inline constexpr int kInt8GemmTokens = 24;
 
 /// Memory of int8 products with many tokens, kept between calls: activations as panels, and weights' panels of
 /// each thread.
 class Int8Gemm {
  public:
-  Int8Gemm();
-  ~Int8Gemm();
-  Int8Gemm(Int8Gemm&&) noexcept;
-  Int8Gemm& operator=(Int8Gemm&&) noexcept;
-
   /// Rounds activations by the rule of quant_matmul.hpp. Throws std::invalid_argument for nt < 1 or an id that
   /// is no positive multiple of 32.
   /// @param acts [nt][id] f32
@@ -50,17 +44,17 @@ class Int8Gemm {
  private:
   template <class Make>
   void fill(long long nt, long long id, long long worth_forking, ThreadPool& pool, Make&& make);
-  struct Free {
-    void operator()(void* memory) const;
-  };
-  template <class T>
+  /// Bytes at a multiple of 64.
   struct Kept {
-    std::unique_ptr<T[], Free> memory;
-    std::size_t count = 0;
-    T* grown(std::size_t wanted);
+    struct Free {
+      void operator()(unsigned char* p) const;
+    };
+    std::unique_ptr<unsigned char[], Free> memory;
+    std::size_t bytes = 0;
+    unsigned char* grown(std::size_t wanted);
   };
-  Kept<ActPanel> acts_;          // [ceil(nt / 8)][ceil(id / 256)][8]
-  Kept<unsigned char> scratch_;  // [threads][panels of a strip, sums]
+  Kept acts_;     // tiles of tokens
+  Kept scratch_;  // of each thread: panels of a strip, and sums
   long long nt_ = 0, id_ = 0;
   const void* kernels_ = nullptr;  // whose order of codes it is
 };

@@ -1,16 +1,24 @@
 // RUNG      quant_int8_gemm: the CPU twin of packed weights times many int8 tokens, AVX-512 with and without VNNI.
-// PREV      quant_int8: every 8 tokens take the same blocks apart again, and their activations come from L2.
+// PREV      quant_int8: every 8 tokens take the same blocks apart again, and each output adds up 16 lanes at its end.
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T   LAYOUT weights as in GGUF, row-major blocks
-// MAP       thread -> strips of rows; strip -> panels of codes in L2; block of 8 tokens x up to 10 groups of k in
-//           L1; tile -> 2 rows x 8 tokens in registers; lane -> one run of 16 elements of each group of 256
+// MAP       thread -> strips of rows; strip -> panels of bytes in L2, 32 rows side by side; tile -> 32 rows x 6 tokens
+//           in registers, lane -> a row; k run by run: all runs of 16 elements that share a lane in quant_int8
 // NEEDS     id a multiple of the block length; weights at a multiple of 4 bytes
-// TRAFFIC   weights od * row_bytes(type, id) B, once; acts 4*nt*id B and the panels made of them once a strip
+// TRAFFIC   weights od * row_bytes(type, id) B, once; acts 4*nt*id B and 1.5 B each of panels made of them, once a strip
 // WORK      2*nt*od*id OP
-// LOOK FOR  vpdpbusd with zmm and registers only, four for each vcvtdq2ps; no shuffle in the loop over groups
-// EXPECT    beats quant_int8 from 9 tokens on; near the rate of vpdpbusd, two a cycle, from 64 tokens on
+// LOOK FOR  48 vpdpbusd with zmm for each run, beside 12 vmulps and 12 vfmadd; no shuffle but in pack
+// EXPECT    bound by the two pipes that multiply: 48 of 72 issues are vpdpbusd, 2/3 of their rate (offsets: 48 of 84)
 // BUILD     c++ -std=c++20 -O3 -I. -c kernels/cpu/quant_avx512_vnni.cpp
 //
+// quant_int8 gives a vector's 16 lanes to the 16 runs of a group of one row, and adds up the lanes as a tree at the
+// end. Here a lane is a row, and what was a lane becomes a chain: the runs of all groups that would have met in it,
+// one after the other. The chains come in the order in which the tree pairs them (0, 8, 4, 12, 2, ...: its bits
+// reversed), so that a finished chain finds its partner at once. Same terms, same order, same bits; and no lanes to
+// add up.
+//
 // The file that includes this one defines what quant_int8_avx512.hpp, which has lanes and formats, asks for.
+#include <algorithm>
+
 #include "kernels/cpu/gemm_int8_tile.hpp"
 #include "kernels/cpu/quant_int8_avx512.hpp"
 
@@ -18,208 +26,319 @@ namespace ladder::cpu {
 namespace {
 
 // ANCHOR: cpu_int8_panels
+constexpr int kPanelRows = 32;  // two vectors
+constexpr int kTileTokens = 6;  // 12 sums and 12 dot products of a run fill the registers
+constexpr int kChains = 16;
+constexpr int kLevels = 4;  // of the tree above the chains
+constexpr int panels_of_strip(int rows) { return (rows + kPanelRows - 1) / kPanelRows; }
+constexpr int lane_of_chain(int c) { return c % 2 * 8 + c / 2 % 2 * 4 + c / 4 % 2 * 2 + c / 8; }
+
+/// A run of 32 rows: value = scale * code + offset, codes signed.
 template <bool Offset>
-struct alignas(64) WeightPanel {
-  std::uint8_t codes[kGroupElems];  // four vectors, as Weights has them
-  float scale[16];
-  float offset[16];
+struct alignas(64) RunPanel {
+  std::int8_t codes[4][kPanelRows][4];  // element 4j + i of a row at [j][row][i]
+  std::int32_t start[kPanelRows];       // -128 * sum of the codes: activations are unsigned, 128 too large
+  float scale[kPanelRows];
+  float offset[kPanelRows];
 };
 template <>
-struct alignas(64) WeightPanel<false> {
-  std::uint8_t codes[kGroupElems];
-  float scale[16];
+struct alignas(64) RunPanel<false> {
+  std::int8_t codes[4][kPanelRows][4];
+  std::int32_t start[kPanelRows];
+  float scale[kPanelRows];
 };
 
-template <class Block, bool Whole>
-LADDER_INLINE void pack_group(const unsigned char* p, int bytes, WeightPanel<Format<Block>::kOffset>& out) {
-  Weights w;
-  Format<Block>::decode(Source<Whole>{p, bytes}, w);
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) _mm512_store_si512(out.codes + 64 * j, w.codes[j]);
-  _mm512_store_ps(out.scale, w.scale);
-  if constexpr (Format<Block>::kOffset) _mm512_store_ps(out.offset, w.offset);
+/// A run of a tile of tokens.
+struct RunActs {
+  std::uint32_t codes[4][kTileTokens];  // four codes + 128 each
+  float scale[kTileTokens];
+  float negative[kTileTokens];  // scale * minus the sum of the codes, for formats with offsets
+};
+
+/// 16 vectors whose lanes are the runs of a group, to vectors of one run each: store(chain, vector).
+template <class Store>
+LADDER_INLINE void lanes_apart(const __m512i from[16], Store&& store) {
+  __m512 v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_castsi512_ps(from[i]);
+  transpose16(v);
+#pragma GCC unroll 16
+  for (int c = 0; c < kChains; ++c) store(c, v[lane_of_chain(c)]);
 }
 
-/// Rows to panels [pairs of rows][groups][2 rows]; of an odd number of rows, the last stands alone: [groups].
+/// A group of activations to its chains: 36 vectors, a lane a run, become 16 runs of 36 words.
+/// @param tile [kChains][groups] of RunActs
+LADDER_AVX512 void put_in_chains(const ActGroup* acts, int count, long long g, long long groups,
+                                 unsigned char* tile) {
+  static_assert(sizeof(RunActs) == 36 * sizeof(float));
+  auto* run = reinterpret_cast<RunActs*>(tile) + g;
+  __m512i words[48];
+  for (auto& w : words) w = _mm512_setzero_si512();
+  for (int t = 0; t < count; ++t) {
+    for (int j = 0; j < 4; ++j) {
+      words[kTileTokens * j + t] = _mm512_xor_si512(_mm512_load_si512(acts[t].codes + 64 * j), bytes(0x80));
+    }
+    const __m512 scale = _mm512_load_ps(acts[t].scales);
+    const __m512 negative =
+        _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(acts[t].negative_sums)), scale);
+    words[4 * kTileTokens + t] = _mm512_castps_si512(scale);
+    words[5 * kTileTokens + t] = _mm512_castps_si512(negative);
+  }
+  const auto words_of = [&](int c, int first) { return reinterpret_cast<float*>(run + c * groups) + first; };
+  lanes_apart(words + 32,
+              [&](int c, __m512 v) LADDER_AVX512 { _mm512_mask_storeu_ps(words_of(c, 32), 0xf, v); });
+  lanes_apart(words + 16, [&](int c, __m512 v) LADDER_AVX512 { _mm512_storeu_ps(words_of(c, 16), v); });
+  lanes_apart(words, [&](int c, __m512 v) LADDER_AVX512 { _mm512_storeu_ps(words_of(c, 0), v); });
+}
+
+/// A group of up to 16 rows. @param out [kChains][groups], at the group; rows come to lanes first..first+15
+template <class Block, bool Whole>
+LADDER_AVX512 void pack_group(const unsigned char* p, std::size_t row_bytes, int bytes_of_row, int rows,
+                              int first, long long groups, RunPanel<Format<Block>::kOffset>* out) {
+  using F = Format<Block>;
+  const __m512i zero_point = bytes(F::kShift >= 0 ? 1 << (F::kShift >= 0 ? F::kShift : 0) : 0);
+  __m512i codes[4][16], start[16], scale[16], offset[16];
+  for (int r = 0; r < 16; ++r) {
+    if (r >= rows) {
+      for (int j = 0; j < 4; ++j) codes[j][r] = _mm512_setzero_si512();
+      start[r] = scale[r] = offset[r] = _mm512_setzero_si512();
+      continue;
+    }
+    Weights w;
+    F::decode(Source<Whole>{p + static_cast<std::size_t>(r) * row_bytes, bytes_of_row}, w);
+    __m512i sum = _mm512_setzero_si512();
+    for (int j = 0; j < 4; ++j) {
+      codes[j][r] = F::kShift >= 0 ? _mm512_sub_epi8(w.codes[j], zero_point) : w.codes[j];
+      sum = dot4(sum, bytes(1), codes[j][r]);
+    }
+    start[r] = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sum), 7);
+    scale[r] = _mm512_castps_si512(w.scale);
+    if constexpr (F::kOffset) offset[r] = _mm512_castps_si512(w.offset);
+  }
+  const auto to = [&](auto&& place) LADDER_AVX512 {
+    return [out, groups, place](int c, __m512 v)
+               LADDER_AVX512 { _mm512_store_ps(place(out[c * groups]), v); };
+  };
+  for (int j = 0; j < 4; ++j) {
+    lanes_apart(codes[j], to([&](auto& run) { return reinterpret_cast<float*>(run.codes[j][first]); }));
+  }
+  lanes_apart(start, to([&](auto& run) { return reinterpret_cast<float*>(run.start + first); }));
+  lanes_apart(scale, to([&](auto& run) { return run.scale + first; }));
+  if constexpr (F::kOffset) lanes_apart(offset, to([&](auto& run) { return run.offset + first; }));
+}
+
+/// Rows to panels [rows / 32][kChains][groups]; what is missing of 32 rows is zero.
 template <class Block>
 LADDER_AVX512 void pack(const unsigned char* weights, std::size_t row_bytes, int rows, long long id,
                         unsigned char* panels) {
-  using Panel = WeightPanel<Format<Block>::kOffset>;
   constexpr int kBlocks = kGroupElems / Block::kElems;  // of a group: 8 or 1
   constexpr int kBytes = kBlocks * static_cast<int>(sizeof(Block));
-  const long long whole = id / kGroupElems, groups = (id + kGroupElems - 1) / kGroupElems;
-  for (int row = 0; row < rows; ++row) {
+  const long long whole = id / kGroupElems, groups = groups_of_row(id);
+  const auto rest = static_cast<int>(id % kGroupElems / Block::kElems * sizeof(Block));
+  for (int row = 0; row < panels_of_strip(rows) * kPanelRows; row += 16) {
+    const int first = row % kPanelRows;
     const unsigned char* p = weights + static_cast<std::size_t>(row) * row_bytes;
-    const int together = row / 2 * 2 + 1 < rows ? 2 : 1;  // rows of this pair
-    Panel* out = reinterpret_cast<Panel*>(panels) + row / 2 * 2 * groups + row % 2;
-    for (long long g = 0; g < whole; ++g, p += kBytes, out += together) {
-      pack_group<Block, true>(p, kBytes, *out);
-    }
-    if constexpr (kBlocks > 1) {
-      if (whole < groups) {
-        const auto rest = static_cast<int>(id % kGroupElems / Block::kElems * sizeof(Block));
-        pack_group<Block, false>(p, rest, *out);
+    auto* out =
+        reinterpret_cast<RunPanel<Format<Block>::kOffset>*>(panels) + row / kPanelRows * kChains * groups;
+    for (long long g = 0; g < groups; ++g, p += kBytes) {
+      if (g < whole) {
+        pack_group<Block, true>(p, row_bytes, kBytes, rows - row, first, groups, out + g);
+      } else if constexpr (kBlocks > 1) {
+        pack_group<Block, false>(p, row_bytes, rest, rows - row, first, groups, out + g);
       }
     }
   }
 }
 
-/// The lanes of 16 vectors added up, vector i to lane i, each by the tree of sum_of_lanes().
-LADDER_INLINE __m512 sums_of_lanes(const __m512 v[16]) {
-  // 16 -> 8: lanes l + 8 to lanes l; two vectors share one. Then 8 -> 4, 4 -> 2, 2 -> 1.
-  __m512 eight[8], four[4], two[2];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {  // halves: vectors i, i + 8
-    eight[i] =
-        _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // quarters: vectors i, i + 8, i + 4, i + 12
-    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eight[i], eight[i + 4], 0x88),
-                            _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0xdd));
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {  // of each quarter, lanes 0 and 1 are vector i's, 2 and 3 vector i + 2's
-    const __m512d a = _mm512_castps_pd(four[i]), b = _mm512_castps_pd(four[i + 2]);
-    two[i] =
-        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  const __m512 one =
-      _mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
-  // Lane 4q + l is vector 8 * (q % 2) + 4 * (q / 2) + m(l), m = 0, 2, 1, 3.
-  static constexpr Dwords kLane = by_lane([](int i) {
-    const int quarter = i / 8 + i / 4 % 2 * 2;
-    return 4 * quarter + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4);
-  });
-  return _mm512_permutexvar_ps(vector(kLane), one);
-}
-
-/// 1 or 2 rows times some tokens. @param Shift log2 of the format's zero point, -1 for offsets
-template <int Shift, int Rows, int Tokens>
-LADDER_AVX512 void panel_tile(const PanelTile& tile, int row) {
-  using Panel = WeightPanel<(Shift < 0)>;
-  // 1. Sums of the groups so far.
-  float* sums = tile.sums + row * kMaxQuantTokens * 16;  // [Rows][kMaxQuantTokens][16]
-  __m512 sum[Rows][Tokens];
-#pragma GCC unroll 2
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
+/// One chain of 32 rows x some tokens: sums of its runs, in order.
+template <bool Offset, int Tokens>
+LADDER_INLINE void add_chain(const RunPanel<Offset>* w, const RunActs* x, long long count,
+                             __m512 sum[Tokens][2]) {
+#pragma GCC unroll 6
+  for (int t = 0; t < Tokens; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_ps();
+  for (; count > 0; --count, ++w, ++x) {
+    // 1. Dot products of a run, exact.
+    __m512i dot[Tokens][2];
+#pragma GCC unroll 6
     for (int t = 0; t < Tokens; ++t) {
-      sum[r][t] = tile.first ? _mm512_setzero_ps() : _mm512_load_ps(sums + (r * kMaxQuantTokens + t) * 16);
+      dot[t][0] = _mm512_load_si512(w->start);
+      dot[t][1] = _mm512_load_si512(w->start + 16);
     }
-  }
-  // 2. Group by group: the weights in registers, activations as they are needed.
-  const Panel* w = reinterpret_cast<const Panel*>(tile.panels) + row * tile.row_groups + Rows * tile.group;
-  const ActPanel* x = tile.acts;
-  for (int g = 0; g < tile.groups; ++g, w += Rows, x += kMaxQuantTokens) {
-    __m512i codes[Rows][4];
-    __m512 scale[Rows], offset[Rows];
-#pragma GCC unroll 2
-    for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) codes[r][j] = _mm512_load_si512(w[r].codes + 64 * j);
-      scale[r] = _mm512_load_ps(w[r].scale);
-      if constexpr (Shift < 0) offset[r] = _mm512_load_ps(w[r].offset);
+    for (int j = 0; j < 4; ++j) {
+      const __m512i codes[2] = {_mm512_load_si512(w->codes[j][0]), _mm512_load_si512(w->codes[j][16])};
+#pragma GCC unroll 6
+      for (int t = 0; t < Tokens; ++t) {
+        __m512i acts = dwords(x->codes[j][t]);
+        asm("" : "+v"(acts));  // one broadcast for both vectors of rows
+        dot[t][0] = dot4(dot[t][0], acts, codes[0]);
+        dot[t][1] = dot4(dot[t][1], acts, codes[1]);
+      }
     }
-#pragma GCC unroll 8
+    // 2. sum += weight scale * activation scale * dot product, sum += offset * activation scale * sum of codes
+    const __m512 scale[2] = {_mm512_load_ps(w->scale), _mm512_load_ps(w->scale + 16)};
+#pragma GCC unroll 6
     for (int t = 0; t < Tokens; ++t) {
-      const ActGroup& group = x[t].group;
-      __m512 x_scale = _mm512_load_ps(group.scales);
-      asm("" : "+v"(x_scale));  // loaded once for both rows: as operands in memory, loads would set the pace
-      const __m512i start =
-          Shift < 0 ? _mm512_setzero_si512()
-                    : _mm512_slli_epi32(_mm512_load_si512(group.negative_sums), Shift < 0 ? 0 : Shift);
-      __m512i dot[Rows];
+      const __m512 x_scale = _mm512_set1_ps(x->scale[t]);
 #pragma GCC unroll 2
-      for (int r = 0; r < Rows; ++r) dot[r] = start;
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        __m512i acts = _mm512_load_si512(group.codes + 64 * j);
-        asm("" : "+v"(acts));
-#pragma GCC unroll 2
-        for (int r = 0; r < Rows; ++r) dot[r] = dot4(dot[r], codes[r][j], acts);
-      }
-#pragma GCC unroll 2
-      for (int r = 0; r < Rows; ++r) {
-        sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_mul_ps(scale[r], x_scale), sum[r][t]);
-      }
-      if constexpr (Shift < 0) {
-        const __m512 negative = _mm512_load_ps(x[t].negatives);
-#pragma GCC unroll 2
-        for (int r = 0; r < Rows; ++r) sum[r][t] = _mm512_fnmadd_ps(offset[r], negative, sum[r][t]);
+      for (int v = 0; v < 2; ++v) {
+        sum[t][v] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[t][v]), _mm512_mul_ps(scale[v], x_scale), sum[t][v]);
       }
     }
-  }
-  // 3. What is not finished waits; what is becomes outputs.
-  if (!tile.last) {
+    if constexpr (Offset) {
+      const __m512 offset[2] = {_mm512_load_ps(w->offset), _mm512_load_ps(w->offset + 16)};
+#pragma GCC unroll 6
+      for (int t = 0; t < Tokens; ++t) {
+        const __m512 negative = _mm512_set1_ps(x->negative[t]);
 #pragma GCC unroll 2
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
-      for (int t = 0; t < Tokens; ++t) _mm512_store_ps(sums + (r * kMaxQuantTokens + t) * 16, sum[r][t]);
-    }
-    return;
-  }
-  float* out = tile.out + row;
-  if constexpr (Rows * Tokens == 16) {
-    __m512 all[16];  // token by token, a token's two rows side by side
-#pragma GCC unroll 8
-    for (int t = 0; t < Tokens; ++t) all[2 * t] = sum[0][t], all[2 * t + 1] = sum[Rows - 1][t];
-    alignas(64) float done[16];
-    _mm512_store_ps(done, sums_of_lanes(all));
-#pragma GCC unroll 8
-    for (int t = 0; t < Tokens; ++t) std::memcpy(out + t * tile.od, done + 2 * t, 2 * sizeof(float));
-  } else {
-#pragma GCC unroll 2
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
-      for (int t = 0; t < Tokens; ++t) out[t * tile.od + r] = sum_of_lanes(sum[r][t]);
+        for (int v = 0; v < 2; ++v) sum[t][v] = _mm512_fnmadd_ps(offset[v], negative, sum[t][v]);
+      }
     }
   }
 }
 
-template <int Shift, int Tokens>
-LADDER_AVX512 void panel_rows(const PanelTile& tile) {
-  int row = 0;
-  for (; row + 2 <= tile.rows; row += 2) panel_tile<Shift, 2, Tokens>(tile, row);
-  if (row < tile.rows) panel_tile<Shift, 1, Tokens>(tile, row);
+/// Some chains of a tile. @param waiting [kLevels][kTileTokens][2][16]: subtrees whose partners are to come
+template <bool Offset, int Tokens>
+LADDER_AVX512 void multiply_tile_chains(const RunPanel<Offset>* w, const RunActs* x, int begin, int end,
+                                        long long id, float* waiting, float* out, long long od, int rows) {
+  const long long groups = groups_of_row(id);
+  const auto runs_of_last = static_cast<int>((id - 1) % kGroupElems / 16 + 1);
+  for (int c = begin; c < end; ++c) {
+    __m512 sum[Tokens][2];
+    const bool cut =
+        run_of_lane(lane_of_chain(c)) >= runs_of_last;  // the row ends before the last group's run
+    add_chain<Offset, Tokens>(w + c * groups, x + c * groups, groups - cut, sum);
+    if (cut) {  // what a run of zeros adds: it makes +0 of -0
+#pragma GCC unroll 6
+      for (int t = 0; t < Tokens; ++t) {
+        for (int v = 0; v < 2; ++v) sum[t][v] = _mm512_add_ps(sum[t][v], _mm512_setzero_ps());
+      }
+    }
+    int level = 0;
+    for (int tree = c; tree % 2 == 1;
+         tree /= 2, ++level) {  // with the partner, then with the partner of both, ...
+      const float* partner = waiting + level * kTileTokens * 32;
+#pragma GCC unroll 6
+      for (int t = 0; t < Tokens; ++t) {
+        for (int v = 0; v < 2; ++v) {
+          sum[t][v] = _mm512_add_ps(_mm512_load_ps(partner + t * 32 + v * 16), sum[t][v]);
+        }
+      }
+    }
+    if (level < kLevels) {
+      float* wait = waiting + level * kTileTokens * 32;
+#pragma GCC unroll 6
+      for (int t = 0; t < Tokens; ++t) {
+        for (int v = 0; v < 2; ++v) _mm512_store_ps(wait + t * 32 + v * 16, sum[t][v]);
+      }
+      continue;
+    }
+    const auto present = rows >= kPanelRows ? ~0U : (1U << rows) - 1;
+#pragma GCC unroll 6
+    for (int t = 0; t < Tokens; ++t) {
+      _mm512_mask_storeu_ps(out + t * od, static_cast<__mmask16>(present), sum[t][0]);
+      _mm512_mask_storeu_ps(out + t * od + 16, static_cast<__mmask16>(present >> 16), sum[t][1]);
+    }
+  }
 }
 
-template <int Shift>
-LADDER_AVX512 void multiply_panels(const PanelTile& tile) {
-  PanelTile some = tile;
-  const auto next = [&](int tokens) {
-    some.acts += tokens;
-    some.sums += 16 * tokens;
-    some.out += tokens * some.od;
-  };
-  if (tile.tokens == 8) return panel_rows<Shift, 8>(some);
-  if (tile.tokens & 4) panel_rows<Shift, 4>(some), next(4);
-  if (tile.tokens & 2) panel_rows<Shift, 2>(some), next(2);
-  if (tile.tokens & 1) panel_rows<Shift, 1>(some);
+// A strip that is longer than this goes through L2 some chains at a time.
+constexpr std::size_t kStripBytes = std::size_t{512} << 10;
+constexpr std::size_t kTileSums = kLevels * kTileTokens * kPanelRows;  // floats that wait in a tile
+
+inline int chains_at_once(std::size_t run_bytes, int rows, long long id) {
+  const auto runs = static_cast<std::size_t>(panels_of_strip(rows) * groups_of_row(id));
+  int chains = kChains;
+  while (chains > 1 && run_bytes * runs * static_cast<std::size_t>(chains) > kStripBytes) chains /= 2;
+  return chains;
+}
+
+template <bool Offset>
+LADDER_AVX512 void multiply_panels(const PanelStrip& strip) {
+  const long long groups = groups_of_row(strip.id);
+  const int panels = panels_of_strip(strip.rows);
+  const int chains = chains_at_once(sizeof(RunPanel<Offset>), strip.rows, strip.id);
+  for (int c = 0; c < kChains; c += chains) {
+    const auto* x = reinterpret_cast<const RunActs*>(strip.acts);
+    float* waiting = strip.scratch;
+    for (long long t = 0; t < strip.nt; t += kTileTokens, x += kChains * groups) {
+      const auto some = [&](auto tokens) LADDER_AVX512 {
+        // All rows of the strip meet the tokens while these are in L1 or L2.
+        const auto* w = reinterpret_cast<const RunPanel<Offset>*>(strip.panels);
+        for (int row = 0; row < strip.rows; row += kPanelRows, w += kChains * groups) {
+          multiply_tile_chains<Offset, decltype(tokens)::value>(
+              w, x, c, c + chains, strip.id, waiting + static_cast<std::size_t>(row / kPanelRows) * kTileSums,
+              strip.out + t * strip.od + row, strip.od, strip.rows - row);
+        }
+      };
+      switch (strip.nt - t) {
+        case 1:
+          some(std::integral_constant<int, 1>{});
+          break;
+        case 2:
+          some(std::integral_constant<int, 2>{});
+          break;
+        case 3:
+          some(std::integral_constant<int, 3>{});
+          break;
+        case 4:
+          some(std::integral_constant<int, 4>{});
+          break;
+        case 5:
+          some(std::integral_constant<int, 5>{});
+          break;
+        default:
+          some(std::integral_constant<int, kTileTokens>{});
+          break;
+      }
+      if (chains < kChains) waiting += static_cast<std::size_t>(panels) * kTileSums;
+    }
+  }
+}
+
+/// Activations of long rows come from beyond L2 for every strip: four panels of rows share the way.
+inline int rows_of_strip(long long fair, long long id, std::size_t) {
+  constexpr long long kLongRow = 8192, kMostPanels = 4;
+  return kPanelRows * (id > kLongRow ? static_cast<int>(std::clamp(fair / kPanelRows, 1LL, kMostPanels)) : 1);
+}
+
+/// What waits for its partner, of every tile if chains come apart.
+inline std::size_t waiting_sums(int rows, long long nt, long long id) {
+  const bool apart = chains_at_once(sizeof(RunPanel<true>), rows, id) < kChains;
+  return kTileSums * static_cast<std::size_t>(panels_of_strip(rows)) *
+         static_cast<std::size_t>(apart ? (nt + kTileTokens - 1) / kTileTokens : 1);
 }
 
 template <class Block>
 constexpr PanelKernels panels_of() {
-  return {pack<Block>, multiply_panels<Format<Block>::kShift>, sizeof(WeightPanel<Format<Block>::kOffset>)};
+  constexpr bool kOffset = Format<Block>::kOffset;
+  return {pack<Block>, multiply_panels<kOffset>, kChains * sizeof(RunPanel<kOffset>) / kPanelRows};
 }
 // ANCHOR_END: cpu_int8_panels
 
-/// In the order of WeightType.
-constexpr PanelKernels kPanels[kWeightTypes.size()] = {{},
-                                                       {},
-                                                       {},
-                                                       panels_of<BlockQ4_0>(),
-                                                       panels_of<BlockQ4_1>(),
-                                                       panels_of<BlockQ5_0>(),
-                                                       panels_of<BlockQ5_1>(),
-                                                       panels_of<BlockQ8_0>(),
-                                                       panels_of<BlockQ2_K>(),
-                                                       panels_of<BlockQ3_K>(),
-                                                       panels_of<BlockQ4_K>(),
-                                                       panels_of<BlockQ5_K>(),
-                                                       panels_of<BlockQ6_K>(),
-                                                       panels_of<BlockIQ4_NL>(),
-                                                       panels_of<BlockIQ4_XS>()};
+constexpr GemmInt8Kernels kGemmInt8 = {
+    .rows = rows_of_strip,
+    .tokens = kTileTokens,
+    .act_bytes = kChains * sizeof(RunActs),
+    .put = put_in_chains,
+    .scratch = waiting_sums,
+    .types = {{},
+              {},
+              {},
+              panels_of<BlockQ4_0>(),
+              panels_of<BlockQ4_1>(),
+              panels_of<BlockQ5_0>(),
+              panels_of<BlockQ5_1>(),
+              panels_of<BlockQ8_0>(),
+              panels_of<BlockQ2_K>(),
+              panels_of<BlockQ3_K>(),
+              panels_of<BlockQ4_K>(),
+              panels_of<BlockQ5_K>(),
+              panels_of<BlockQ6_K>(),
+              panels_of<BlockIQ4_NL>(),
+              panels_of<BlockIQ4_XS>()},
+};
 
 }  // namespace
 }  // namespace ladder::cpu

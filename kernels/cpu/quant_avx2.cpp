@@ -216,6 +216,17 @@ constexpr QuantKernel kF32[kWeightTypes.size()] = {
 
 #define LADDER_PANEL LADDER_TARGET
 
+struct alignas(64) ActPanel {
+  ActGroup group;
+  float negatives[kGroupRuns];  // scale of the run * minus the sum of its codes
+};
+LADDER_TARGET_INLINE void put_panel(const ActGroup& group, ActPanel& out) {
+  out.group = group;
+  for (int run = 0; run < kGroupRuns; ++run) {
+    out.negatives[run] = static_cast<float>(group.negative_sums[run]) * group.scales[run];
+  }
+}
+
 struct alignas(64) Panel {
   DecodedGroup group;
   alignas(64) std::int8_t magnitudes[kGroupElems];
@@ -286,7 +297,7 @@ const QuantKernels kQuantAvx2 = {
     .tree_additions = 3,
     .int8 = kInt8,
     .f32 = kF32,
-    .panels = kPanels,
+    .gemm = kGemmInt8,
 };
 
 }  // namespace ladder::cpu

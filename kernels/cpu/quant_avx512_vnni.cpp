@@ -16,7 +16,7 @@ const QuantKernels kQuantAvx512Vnni = {
     .tree_additions = 4,
     .int8 = kInt8,
     .f32 = kQuantF32Avx512,
-    .panels = kPanels,
+    .gemm = kGemmInt8,
 };
 
 }  // namespace ladder::cpu

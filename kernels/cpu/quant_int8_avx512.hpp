@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -749,30 +750,70 @@ LADDER_AVX512 void take(const BlockQ8Pad40* blocks, int count, ActGroup& group) 
 }
 // ANCHOR_END: cpu_int8_acts
 
+/// Largest unsigned words of eight vectors, vector i's in lane i of the lower half.
+LADDER_INLINE __m256i largest_of_each(const __m512i v[8]) {
+  __m512i four[4], two[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // halves: vectors i and i + 4
+    four[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(v[i], v[i + 4], 0x44),
+                               _mm512_shuffle_i32x4(v[i], v[i + 4], 0xee));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {  // quarters: vectors i, i + 4, i + 2, i + 6
+    two[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(four[i], four[i + 2], 0x88),
+                              _mm512_shuffle_i32x4(four[i], four[i + 2], 0xdd));
+  }
+  // Quarters: vectors 0, 4, 2, 6 in their lanes 0 and 1, vectors 1, 5, 3, 7 in lanes 2 and 3.
+  const __m512i one =
+      _mm512_max_epu32(_mm512_unpacklo_epi64(two[0], two[1]), _mm512_unpackhi_epi64(two[0], two[1]));
+  const __m512i all = _mm512_max_epu32(one, _mm512_shuffle_epi32(one, _MM_PERM_CDAB));
+  static constexpr Dwords kPlace = by_lane([](int i) { return i / 2 % 2 * 8 + i / 4 % 2 * 4 + i % 2 * 2; });
+  return _mm512_castsi512_si256(_mm512_permutexvar_epi32(vector(kPlace), all));
+}
+
+/// act_scale() of eight blocks at a time.
 LADDER_AVX512 void quantize(const float* acts, int count, ActGroup& group) {
-  alignas(64) std::int8_t codes[kGroupElems] = {};
-  alignas(64) float scales[16] = {};  // of a block
+  alignas(64) float padded[kGroupElems];
+  if (count < kGroupElems) {  // what is missing counts as zero
+    std::memcpy(padded, acts, static_cast<std::size_t>(count) * sizeof(float));
+    std::memset(padded + count, 0, static_cast<std::size_t>(kGroupElems - count) * sizeof(float));
+    acts = padded;
+  }
+  // 1. The largest magnitude of each block. The order of magnitudes is that of their bits; infinities and NaNs come
+  //    last.
   const __m512i magnitude = dwords(0x7fffffff);
-  for (int block = 0; 32 * block < count; ++block) {
-    const float* x = acts + 32 * block;
-    const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-    // The order of magnitudes is that of their bits, and infinities and NaNs come last.
-    const __m512i largest = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude),
-                                             _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
-    const ActScale scale = act_scale(_mm512_reduce_max_epu32(largest));
-    scales[block] = scale.scale;
-    if (scale.inverse == 0) continue;
-    const __m512 inverse = _mm512_set1_ps(scale.inverse);
-    const auto store = [&](int at, __m512 v) LADDER_AVX512 {
-      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(v, inverse));  // to nearest, halves to even
-      _mm_store_si128(reinterpret_cast<__m128i*>(codes + 32 * block + at),
-                      _mm512_maskz_cvtsepi32_epi8(0xffff, rounded));
-    };
-    store(0, x0);
-    store(16, x1);
+  __m512i most[8];
+#pragma GCC unroll 8
+  for (int b = 0; b < 8; ++b) {
+    const __m512i x0 = _mm512_loadu_si512(acts + 32 * b), x1 = _mm512_loadu_si512(acts + 32 * b + 16);
+    most[b] = _mm512_max_epu32(_mm512_and_si512(x0, magnitude), _mm512_and_si512(x1, magnitude));
+  }
+  const __m256i largest = largest_of_each(most);
+  // 2. Scales and their inverses, by the rules of act_scale().
+  const __m256 quotient = _mm256_div_ps(_mm256_castsi256_ps(largest), _mm256_set1_ps(127));
+  const __m256 reciprocal = _mm256_div_ps(_mm256_set1_ps(1), quotient);
+  const __mmask8 numbers = _mm256_cmplt_epu32_mask(largest, _mm256_set1_epi32(0x7f800000));
+  const __mmask8 regular = static_cast<__mmask8>(
+      numbers &
+      _mm256_cmp_ps_mask(reciprocal, _mm256_set1_ps(std::numeric_limits<float>::max()), _CMP_LE_OQ));
+  const __m256 scales = _mm256_mask_blend_ps(numbers, _mm256_set1_ps(std::numeric_limits<float>::quiet_NaN()),
+                                             _mm256_maskz_mov_ps(regular, quotient));
+  // 3. Codes, to the nearest integer, halves to even.
+  alignas(64) std::int8_t codes[kGroupElems];
+  const __m512 inverses = _mm512_castps256_ps512(_mm256_maskz_mov_ps(regular, reciprocal));
+#pragma GCC unroll 8
+  for (int b = 0; b < 8; ++b) {
+    const __m512 inverse = _mm512_permutexvar_ps(dwords(static_cast<std::uint32_t>(b)), inverses);
+    const auto here = static_cast<__mmask16>((regular >> b & 1) != 0 ? 0xffff : 0);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int at = 32 * b + 16 * half;
+      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(acts + at), inverse));
+      _mm_store_si128(reinterpret_cast<__m128i*>(codes + at), _mm512_maskz_cvtsepi32_epi8(here, rounded));
+    }
   }
   static constexpr Dwords kLane = by_lane(block_of_lane);
-  put(codes, _mm512_permutexvar_ps(vector(kLane), _mm512_load_ps(scales)), group);
+  put(codes, _mm512_permutexvar_ps(vector(kLane), _mm512_castps256_ps512(scales)), group);
 }
 
 /// In the order of WeightType; types without codes have no integer product.

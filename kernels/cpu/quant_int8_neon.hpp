@@ -255,6 +255,11 @@ constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
 
 #define LADDER_PANEL LADDER_NEON
 
+struct ActPanel {
+  ActGroup group;
+};
+LADDER_INLINE void put_panel(const ActGroup& group, ActPanel& out) { out.group = group; }
+
 using Panel = DecodedGroup;
 template <class Block>
 LADDER_INLINE void make_panel(const Block* b, int count, Panel& out) {

@@ -16,7 +16,7 @@ const QuantKernels kQuantNeon = {
     .tree_additions = 2,
     .int8 = kInt8,
     .f32 = kQuantF32Portable,
-    .panels = kPanels,
+    .gemm = kGemmInt8,
 };
 
 }  // namespace ladder::cpu

@@ -20,7 +20,7 @@ const QuantKernels kQuantNeonDotprod = {
     .tree_additions = 2,
     .int8 = kInt8,
     .f32 = kQuantF32Portable,
-    .panels = kPanels,
+    .gemm = kGemmInt8,
 };
 
 }  // namespace ladder::cpu

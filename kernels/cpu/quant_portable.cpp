@@ -168,6 +168,11 @@ constexpr QuantKernel kInt8[kWeightTypes.size()] = {nullptr,
 
 #define LADDER_PANEL
 
+struct ActPanel {
+  ActGroup group;
+};
+void put_panel(const ActGroup& group, ActPanel& out) { out.group = group; }
+
 using Panel = DecodedGroup;
 template <class Block>
 void make_panel(const Block* b, int count, Panel& out) {
@@ -215,7 +220,7 @@ const QuantKernels kQuantPortable = {
     .tree_additions = 4,
     .int8 = kInt8,
     .f32 = kQuantF32Portable,
-    .panels = kPanels,
+    .gemm = kGemmInt8,
 };
 
 }  // namespace ladder::cpu

@@ -53,7 +53,7 @@ using QuantizeGroup = void (*)(const float* acts, int count, ActGroup& group);
 /// @param blocks [count] 1 to 8; what is missing counts as zero
 using TakeGroup = void (*)(const BlockQ8Pad40* blocks, int count, ActGroup& group);
 
-struct PanelKernels;  // gemm_int8_tile.hpp
+struct GemmInt8Kernels;  // gemm_int8_tile.hpp
 
 struct QuantKernels {
   const char* name;  // the instruction that multiplies
@@ -66,7 +66,7 @@ struct QuantKernels {
   const QuantKernel*
       int8;  // [kWeightTypes.size()], by WeightType; nullptr for the types that are not quantized
   const QuantKernel* f32;      // [kWeightTypes.size()], by WeightType
-  const PanelKernels* panels;  // [kWeightTypes.size()], by WeightType
+  const GemmInt8Kernels& gemm;
 };
 
 /// Those of the instruction set in use.
