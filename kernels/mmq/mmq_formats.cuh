@@ -30,11 +30,14 @@ inline constexpr int kSeedBits = 0x4b400000;  // of kSeed
 
 /// How a 16x8 block of integer sums of 32 codes becomes part of f32 sums.
 enum class Scaling {
-  convert,   ///< integer to float, a product of two scales, a fused multiply-add: three operations a result
-  integers,  ///< scales of K-quants are integers: multiplied first, converted then
-  seeded,    ///< a subtraction instead of the conversion
-  tensor,    ///< and the products of scales by the tensor core, as an outer product: two operations a result
+  convert,        ///< integer to float, a product of two scales, a fused multiply-add: three operations a result
+  integers,       ///< scales of K-quants are integers: multiplied first, converted then
+  seeded,         ///< a subtraction instead of the conversion
+  seeded_tensor,  ///< and the products of scales by the tensor core, as an outer product
+  tensor,         ///< the tensor core for the scales, and the conversion
 };
+__host__ __device__ constexpr bool is_seeded(Scaling s) { return s == Scaling::seeded || s == Scaling::seeded_tensor; }
+__host__ __device__ constexpr bool on_tensor_core(Scaling s) { return s == Scaling::tensor || s == Scaling::seeded_tensor; }
 
 // ANCHOR: mmq_properties
 /// What follows from a format of mmvq_tiles_formats.cuh.
@@ -62,7 +65,7 @@ __device__ __forceinline__ void operand(const R& r, std::uint32_t (&a)[4]) {
   using P = Properties<F>;
   F::template codes<S>(r, a);
   if constexpr (P::kScaledCodes) {
-    const auto s = F::scales(r, S / 4, S % 4);
+    const auto s = F::template scales<S / 4>(r, S % 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int scale = s.d[i % 2][i / 2];
@@ -85,45 +88,80 @@ __device__ __forceinline__ void operand(const R& r, std::uint32_t (&a)[4]) {
 /// Minima of sub-block S in place of codes.
 template <class F, int S, class R>
 __device__ __forceinline__ void min_operand(const R& r, std::uint32_t (&a)[4]) {
-  const auto s = F::scales(r, S / 4, S % 4);
+  const auto s = F::template scales<S / 4>(r, S % 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = static_cast<std::uint32_t>(s.min[i % 2][i / 2]) * 0x01010101u;
 }
 
-/// Scales of a sub-block as they multiply its sum: [row g, g + 8][16 codes], all exact in f16.
-/// @param sub 0..3, of the tile's half
-template <class F, class R>
-__device__ __forceinline__ void row_scales(const R& r, int half, int sub, float (&d)[2][2]) {
-  using P = Properties<F>;
-  if constexpr (P::kScaledCodes) {
-    const tiles::FloatScales u = F::units(r);
-#pragma unroll
-    for (int row = 0; row < 2; ++row) d[row][0] = d[row][1] = F::kZero > 0 ? -u.d[row] : u.d[row];
-  } else {
-    const auto s = F::scales(r, half, sub);
+/// Integer scales of a sub-block of a K-quant, for rows g and g + 8: [row][16 codes], a scale of 32 codes in the first.
+/// @param sub 0..3, of the tile's half H
+template <class F, int H, class R>
+__device__ __forceinline__ tiles::IntScales integer_scales(const R& r, int sub) {
+  tiles::IntScales s{};
+  if constexpr (F::kHalves) {
+    s = F::template scales<H>(r, sub);
+  } else if constexpr (F::kMin) {  // Q4_K, Q5_K: six bits each
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      if constexpr (P::kBlocks256) {
-        d[row][0] = static_cast<float>(s.d[row][0]);
-        d[row][1] = P::kHalves ? static_cast<float>(s.d[row][1]) : 0.0f;
-      } else {
-        d[row][0] = s.d[row];
-        d[row][1] = 0.0f;
-      }
+      const int at = 8 * sub;
+      const unsigned a = r.head[row].y >> at, b = r.head[row].z >> at, c = r.head[row].w >> at;
+      s.d[row][0] = static_cast<int>(H == 0 ? a & 63u : (c & 15u) | (a >> 2 & 48u));
+      s.min[row][0] = static_cast<int>(H == 0 ? b & 63u : (c >> 4 & 15u) | (b >> 2 & 48u));
     }
+  } else {  // IQ4_XS
+    const int at = 4 * H + sub;
+    s.d[0][0] = static_cast<int>((r.head.y >> (4 * at) & 15u) | (r.head.x >> (16 + 2 * at) & 3u) << 4) - 32;
+    s.d[1][0] = static_cast<int>((r.head.w >> (4 * at) & 15u) | (r.head.z >> (16 + 2 * at) & 3u) << 4) - 32;
+  }
+  return s;
+}
+
+/// What these are multiples of.
+template <class F, class R>
+__device__ __forceinline__ tiles::FloatScales units(const R& r) {
+  if constexpr (F::kHalves) {
+    return F::units(r);
+  } else if constexpr (F::kMin) {
+    return {{tiles::low_half(r.head[0].x), tiles::low_half(r.head[1].x)},
+            {tiles::high_half(r.head[0].x), tiles::high_half(r.head[1].x)}};
+  } else {
+    return {{tiles::low_half(r.head.x), tiles::low_half(r.head.z)}, {}};
+  }
+}
+
+/// Scales of a sub-block as they multiply its sum: [row g, g + 8][16 codes], all exact in f16.
+template <class F, int H, class R>
+__device__ __forceinline__ void row_scales(const R& r, int sub, float (&d)[2][2]) {
+  using P = Properties<F>;
+  if constexpr (P::kScaledCodes) {
+    const tiles::FloatScales u = units<F>(r);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) d[row][0] = d[row][1] = F::kZero > 0 ? -u.d[row] : u.d[row];
+  } else if constexpr (P::kBlocks256) {
+    const tiles::IntScales s = integer_scales<F, H>(r, sub);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      d[row][0] = static_cast<float>(s.d[row][0]);
+      d[row][1] = P::kHalves ? static_cast<float>(s.d[row][1]) : 0.0f;
+    }
+  } else {
+    const tiles::FloatScales s = F::template scales<H>(r, sub);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) d[row][0] = s.d[row], d[row][1] = 0.0f;
   }
 }
 
 /// What multiplies the sum of a sub-block's activations, for rows g and g + 8.
-template <class F, class R>
-__device__ __forceinline__ void row_minima(const R& r, int half, int sub, float (&m)[2]) {
-  const auto s = F::scales(r, half, sub);
+template <class F, int H, class R>
+__device__ __forceinline__ void row_minima(const R& r, int sub, float (&m)[2]) {
   if constexpr (Properties<F>::kBlocks256) {
-    const tiles::FloatScales u = F::units(r);
+    const tiles::FloatScales u = units<F>(r);
+    const tiles::IntScales s = integer_scales<F, H>(r, sub);
 #pragma unroll
     for (int row = 0; row < 2; ++row)
       m[row] = -(u.min[row] * static_cast<float>(s.min[row][0]));  // exact: 17 bits
   } else {
+    const tiles::FloatScales s = F::template scales<H>(r, sub);
     m[0] = s.min[0], m[1] = s.min[1];
   }
 }

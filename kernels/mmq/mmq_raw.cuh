@@ -150,6 +150,8 @@ __global__ void __launch_bounds__(kRawThreads) mmq_raw(const RawArguments g) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int member = lane % 4;
   const int begin = static_cast<int>(blockIdx.z) * g.per_split, end = min(begin + g.per_split, g.steps);
+  const int sixteens =
+      (g.nt - static_cast<int>(blockIdx.x) * kRawTokens + 15) / 16;  // of tokens that there are
   float sums[4][2][4] = {};  // [sixteen tokens][eight rows][token, token + 8][row, row + 1]
 
   const auto multiply = [&](const RawBuffer& in) {
@@ -180,6 +182,7 @@ __global__ void __launch_bounds__(kRawThreads) mmq_raw(const RawArguments g) {
       // 2. Tokens, sixteen at a time, are its rows. One vector has the scales of tokens k, k + 8, k + 16 and k + 24.
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (i >= sixteens) break;
         std::uint32_t a[4];
         ldmatrix<4>(a, in.acts[s] + q8_acts_ldmatrix_byte(i, lane));
         const uint2 x =

@@ -166,7 +166,7 @@ template <Scaling SCALING>
 __device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&c)[4], const float (&s)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float f = SCALING == Scaling::seeded || SCALING == Scaling::tensor ? __int_as_float(c[i]) - kSeed
+    const float f = is_seeded(SCALING) ? __int_as_float(c[i]) - kSeed
                                                                              : static_cast<float>(c[i]);
     sums[i] += s[i] * f;
   }
@@ -176,7 +176,7 @@ __device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&c)[4], 
 template <Scaling SCALING, int WORDS, int FIRST = 0>
 __device__ __forceinline__ void product(int (&c)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
-  constexpr bool SEEDED = SCALING == Scaling::seeded || SCALING == Scaling::tensor;
+  constexpr bool SEEDED = is_seeded(SCALING);
   if constexpr (WORDS == 2) {
     SEEDED ? mma_m16n8k32_s8_from(c, a, b, kSeedBits) : mma_m16n8k32_s8_zero(c, a, b);
   } else {
@@ -188,12 +188,13 @@ __device__ __forceinline__ void product(int (&c)[4], const std::uint32_t (&a)[4]
 
 // ANCHOR: mmq_step
 /// sums += tiles . activations of one step of k. @param wm, wn the warp's place in the block
+/// @param sixteens of the warp's tokens that there are; where there are many, none is looked at
 template <class F, Scaling SCALING, class Z>
 __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm, int wn, int lane,
-                                              Sums<Z>& sums) {
+                                              int sixteens, Sums<Z>& sums) {
   using G = Stage<F, Z>;
   using P = Properties<F>;
-  constexpr bool TENSOR = SCALING == Scaling::tensor;
+  constexpr bool TENSOR = on_tensor_core(SCALING);
   constexpr int NT = TENSOR ? 1 : 8;  // whose scales a lane loads: its own chunk's, or all chunks'
   constexpr int EIGHTS = 2 * Z::NG;
   const int g = lane / 4, t = lane % 4;
@@ -233,7 +234,7 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
 #pragma unroll
       for (int mi = 0; mi < Z::MI; ++mi) {
         float d[2][2];
-        row_scales<F>(raw[mi], H, t, d);
+        row_scales<F, H>(raw[mi], t, d);
 #pragma unroll
         for (int row = 0; row < 2; ++row) scale_a[mi][row] = halves(d[row][0], P::kHalves ? d[row][1] : 0.0f);
       }
@@ -249,7 +250,7 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
 #pragma unroll
           for (int mi = 0; mi < Z::MI; ++mi) {
             float m[2];
-            row_minima<F>(raw[mi], H, t, m);
+            row_minima<F, H>(raw[mi], t, m);
             float(&to)[4] = sums[mi][4 * fours + k];
             if constexpr (P::kBlocks256) {
               const Tf32Pair m0 = tf32_pair(m[0]), m1 = tf32_pair(m[1]);
@@ -277,11 +278,11 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
         operand<F, C>(raw[mi], a[mi]);
         if constexpr (P::kMinProduct) min_operand<F, C>(raw[mi], min_a[mi]);
         if constexpr (!TENSOR) {
-          row_scales<F>(raw[mi], H, S, row_d[mi]);
-          if constexpr (P::kMinSums) row_minima<F>(raw[mi], H, S, row_m[mi]);
+          row_scales<F, H>(raw[mi], S, row_d[mi]);
+          if constexpr (P::kMinSums) row_minima<F, H>(raw[mi], S, row_m[mi]);
         }
         if constexpr (P::kMinProduct) {
-          const tiles::FloatScales u = F::units(raw[mi]);
+          const tiles::FloatScales u = units<F>(raw[mi]);
           row_m[mi][0] = -u.min[0], row_m[mi][1] = -u.min[1];
           min_scale_a[mi][0] = halves(row_m[mi][0], 0.0f), min_scale_a[mi][1] = halves(row_m[mi][1], 0.0f);
         }
@@ -303,6 +304,7 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
         }
 #pragma unroll
         for (int pair = 0; pair < 2 && 4 * fours + 2 * pair < EIGHTS; ++pair) {
+          if (Z::NG <= 2 && 2 * fours + pair >= sixteens) break;
           // Matrices in the order of the operand's registers: a token's words 0..3, then 4..7, then the next eight tokens'.
           std::uint32_t r[4];
           ldmatrix<4>(r, codes + C * G::CODES +
@@ -328,7 +330,7 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
               if constexpr (SCALING == Scaling::integers && P::kBlockSums) {
                 int c[4];
                 [[maybe_unused]] int c16[4];
-                const auto s = F::scales(raw[mi], H, S);
+                const tiles::IntScales s = integer_scales<F, H>(raw[mi], S);
                 if constexpr (P::kHalves) {
                   product<SCALING, 1, 0>(c, a[mi], b);
                   product<SCALING, 1, 1>(c16, a[mi], b);
@@ -392,7 +394,7 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
   if constexpr (P::kBlockSums) {
 #pragma unroll
     for (int mi = 0; mi < Z::MI; ++mi) {
-      const tiles::FloatScales u = F::units(raw[mi]);
+      const tiles::FloatScales u = units<F>(raw[mi]);
 #pragma unroll
       for (int n = 0; n < EIGHTS; ++n)
 #pragma unroll
@@ -430,6 +432,7 @@ __global__ void __launch_bounds__(Z::THREADS, BLOCKS_PER_SM) mmq_tiles(const Arg
   }
 
   // 3. One barrier a step.
+  const int sixteens = (g.nt - static_cast<int>(blockIdx.x) * Z::BN - wn * (16 * Z::NG) + 15) / 16;
   Sums<Z> sums = {};
   unsigned char *from = ring, *to = ring + (Z::STAGES - 1) * G::BYTES;
 #pragma unroll 1
@@ -441,7 +444,7 @@ __global__ void __launch_bounds__(Z::THREADS, BLOCKS_PER_SM) mmq_tiles(const Arg
       copies.start_acts(to);
     }
     cp_async_commit_group();  // empty at the end, so that groups count steps
-    multiply_step<F, SCALING, Z>(from, wm, wn, lane, sums);
+    multiply_step<F, SCALING, Z>(from, wm, wn, lane, sixteens, sums);
     to = from;
     from = from == ring + (Z::STAGES - 1) * G::BYTES ? ring : from + G::BYTES;
   }
@@ -616,7 +619,8 @@ inline std::size_t mmq_workspace_bytes(WeightType type, Shape s, int sms) {
 /// @param workspace mmq_workspace_bytes(type, s, ...) bytes at a multiple of 16, or null: k is not divided then
 /// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
 /// Does not synchronise.
-inline Status launch_mmq(WeightType type, const void* weights, const std::int8_t* codes,
+template <class = void>  // so that only programs which call it have the kernels of all types
+Status launch_mmq(WeightType type, const void* weights, const std::int8_t* codes,
                          const std::uint32_t* scales, float* out, Shape s, const GemmEpilogue& epilogue,
                          float* workspace, Stream& stream, bool programmatic = false) {
   if (Status ok = mmq_supported(type, s); !ok.ok()) return ok;
