@@ -47,22 +47,19 @@ __host__ __device__ constexpr int swizzled(int row, int piece) {
 }
 
 /// What is taken from scores so that the largest weight is 2^14; 1 where scores are so large that 14 would be lost, or
-/// round to more than f16 holds. 0 where there are none yet, whose weights are then 0.
+/// round to more than f16 holds.
 __device__ __forceinline__ float weight_base(float highest) {
   constexpr float kLarge = 4194304.0f;
-  if (highest == -INFINITY) return 0.0f;
   return fabsf(highest) < kLarge ? highest - kWeightLog2 : highest;
 }
-/// What weights are times when the highest score becomes another one.
-__device__ __forceinline__ float weight_shrink(float highest, float base) {
-  return highest == -INFINITY ? 0.0f : power_of_two(weight_base(highest) - base);
-}
+inline constexpr float kNoBase =
+    -3e38f;  ///< before any score; finite, so that a difference to -infinity is one
 
 /// Pieces of the positions of a tile of rows. None are used where there is one.
 struct Pieces {
   int most = 1;                 ///< pieces of a tile, at most
   unsigned* arrived = nullptr;  ///< [blocks of a piece], zero before and after
-  float2* stats = nullptr;      ///< [blocks of a piece][most][ROWS]: highest, total
+  float2* stats = nullptr;      ///< [blocks of a piece][most][ROWS]: base, total
   float* sums = nullptr;        ///< [blocks of a piece][most][ROWS][HD]
 };
 inline constexpr int kLeastSteps = 4;                 // of a piece
@@ -125,7 +122,6 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
 
   // 1. The first keys and values on their way; queries to f16, times what makes scores powers of two.
   copy_rows<HD, KEYS, THREADS>(key, keys, step0 * KEYS, end, stride);
-  cp_async_commit_group();
   copy_rows<HD, KEYS, THREADS>(value, values, step0 * KEYS, end, stride);
   cp_async_commit_group();
 #pragma unroll 4
@@ -145,13 +141,13 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
 
   // 2. What a lane has of its warp's rows: rows lane / 4 and lane / 4 + 8 of each matrix.
   int limit[MF][2];  // last position that the row sees
-  float highest[MF][2], total[MF][2], sum[MF][HD / 8][4] = {};
+  float base[MF][2], total[MF][2], sum[MF][HD / 8][4] = {};
 #pragma unroll
   for (int f = 0; f < MF; ++f) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       limit[f][h] = start + min(row0 + 16 * (MF * warp + f) + lane / 4 + 8 * h, rows - 1) / of_kv;
-      highest[f][h] = -INFINITY;
+      base[f][h] = kNoBase;
       total[f][h] = 0.0f;
     }
   }
@@ -159,12 +155,14 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
 
   for (int step = step0; step < steps; ++step) {
     const int now = (step - step0) % 2, key0 = step * KEYS;
-    // 3. Scores: queries times keys.
-    cp_async_wait_group<1>();  // all but the values of this step
-    __syncthreads();           // everyone's part of the keys is there; and the other buffer has been read
-    if (step + 1 < steps)
+    // 3. Scores: queries times keys. The next step's are copied meanwhile.
+    cp_async_wait_group<0>();
+    __syncthreads();  // everyone's part of this step is there; and the other buffer has been read
+    if (step + 1 < steps) {
       copy_rows<HD, KEYS, THREADS>(key + (1 - now) * KEYS * HD, keys, key0 + KEYS, end, stride);
-    cp_async_commit_group();
+      copy_rows<HD, KEYS, THREADS>(value + (1 - now) * KEYS * HD, values, key0 + KEYS, end, stride);
+      cp_async_commit_group();
+    }
     float score[MF][KEYS / 8][4] = {};
     const __half* const my_key = key + now * KEYS * HD;
 #pragma unroll
@@ -199,39 +197,47 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
       }
     }
 
-    // 5. Softmax in one pass: the running maximum, and weights in powers of two below 2^14. Four lanes have a row.
+    // 5. Softmax in one pass: what scores are compared with, and weights in powers of two up to 2^14. Four lanes have a
+    //    row.
+    float shrink[MF][2];
+    bool shrinks = false;
 #pragma unroll
     for (int f = 0; f < MF; ++f) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float most = highest[f][h];
+        float most = -INFINITY;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
           most = fmaxf(most, fmaxf(score[f][n][2 * h], score[f][n][2 * h + 1]));
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-        const float base = weight_base(most), shrink = weight_shrink(highest[f][h], base);
-        highest[f][h] = most;
-        total[f][h] *= shrink;
+        const float now_base = fmaxf(base[f][h], weight_base(most));
+        shrink[f][h] = power_of_two(base[f][h] - now_base);
+        shrinks = shrinks || shrink[f][h] != 1.0f;
+        base[f][h] = now_base;
+        total[f][h] *= shrink[f][h];
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
           for (int i = 2 * h; i < 2 * h + 2; ++i) {
-            score[f][n][i] = power_of_two(score[f][n][i] - base);
+            score[f][n][i] = power_of_two(score[f][n][i] - now_base);
             total[f][h] += score[f][n][i];
           }
         }
+      }
+    }
+    if (__any_sync(kAllLanes, shrinks)) {  // after some steps the largest score has mostly been seen
 #pragma unroll
-        for (int d = 0; d < HD / 8; ++d) sum[f][d][2 * h] *= shrink, sum[f][d][2 * h + 1] *= shrink;
+      for (int f = 0; f < MF; ++f) {
+#pragma unroll
+        for (int d = 0; d < HD / 8; ++d) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[f][d][i] *= shrink[f][i / 2];
+        }
       }
     }
 
     // 6. Weights times values. What a lane has of the scores is what it has to have of the weights.
-    cp_async_wait_group<1>();  // all but the keys of the next step
-    __syncthreads();           // everyone's part of the values is there; and the other buffer has been read
-    if (step + 1 < steps)
-      copy_rows<HD, KEYS, THREADS>(value + (1 - now) * KEYS * HD, values, key0 + KEYS, end, stride);
-    cp_async_commit_group();
     const __half* const my_value = value + now * KEYS * HD;
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
@@ -276,7 +282,7 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const long long at = place(f, h, part);
-        if (lane % 4 == 0) pieces.stats[at] = make_float2(highest[f][h], total[f][h]);
+        if (lane % 4 == 0) pieces.stats[at] = make_float2(base[f][h], total[f][h]);
 #pragma unroll
         for (int d = 0; d < HD / 8; ++d) {
           *reinterpret_cast<float2*>(pieces.sums + at * HD + 8 * d + lane % 4 * 2) =
@@ -296,16 +302,15 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
     for (int f = 0; f < MF; ++f) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float most = -INFINITY;
-        for (int n = 0; n < active; ++n) most = fmaxf(most, __ldcg(pieces.stats + place(f, h, n)).x);
-        const float base = weight_base(most);
+        float highest = kNoBase;
+        for (int n = 0; n < active; ++n) highest = fmaxf(highest, __ldcg(pieces.stats + place(f, h, n)).x);
         total[f][h] = 0.0f;
 #pragma unroll
         for (int d = 0; d < HD / 8; ++d) sum[f][d][2 * h] = sum[f][d][2 * h + 1] = 0.0f;
         for (int n = 0; n < active; ++n) {
           const long long at = place(f, h, n);
           const float2 of = __ldcg(pieces.stats + at);  // past L1, which does not see what others write
-          const float shrink = weight_shrink(of.x, base);
+          const float shrink = power_of_two(of.x - highest);
           total[f][h] += shrink * of.y;
 #pragma unroll
           for (int d = 0; d < HD / 8; ++d) {
