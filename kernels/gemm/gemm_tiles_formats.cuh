@@ -39,9 +39,12 @@ __device__ __forceinline__ std::uint32_t bits_of(__half2 h) {
 /// Twice the lower, or the upper, half of a word.
 __device__ __forceinline__ __half2 low_twice(unsigned w) { return halves_of(__byte_perm(w, 0, 0x1010)); }
 __device__ __forceinline__ __half2 high_twice(unsigned w) { return halves_of(__byte_perm(w, 0, 0x3232)); }
-/// Twice an integer of -128 to 127, exactly.
-__device__ __forceinline__ __half2 twice_int(int v) {
-  return __hsub2(halves_of(static_cast<unsigned>(v) * 0x10001u + 0x64806480u), __float2half2_rn(1152.0f));
+/// Twice byte I of a word, less `zero`: exactly.
+template <int I>
+__device__ __forceinline__ __half2 byte_twice(unsigned w, int zero) {
+  constexpr unsigned k1024 = 0x64646464u;  // upper bytes of 1024 .. 1279
+  return __hsub2(halves_of(__byte_perm(w, k1024, 0x4040u + 0x0101u * I)),
+                 __float2half2_rn(static_cast<float>(1024 + zero)));
 }
 
 /// Whether codes<S> gives signed bytes.
@@ -89,6 +92,45 @@ __device__ __forceinline__ HalfUnits half_units([[maybe_unused]] const HalfRaw<F
   return u;
 }
 
+/// Integer scales of four sub-blocks with one each, or two with two, as bytes of a word; and the minima, where the type has
+/// them. Of row g (ROW 0) or g + 8.
+struct ByteScales {
+  unsigned d, min;
+};
+template <class Format, int S, int ROW>
+__device__ __forceinline__ ByteScales byte_scales(const HalfRaw<Format>& r) {
+  constexpr WeightType T = Format::Block::kType;
+  constexpr int H = S / 4;
+  if constexpr (T == WeightType::q4_k || T == WeightType::q5_k) {
+    const uint4 h =
+        r.head[ROW];  // six bits each: four of sub-blocks 4 to 7 in h.w, two above those of 0 to 3
+    if constexpr (H == 0) return {h.y & 0x3f3f3f3fu, h.z & 0x3f3f3f3fu};
+    return {(h.w & 0x0f0f0f0fu) | (h.y >> 2 & 0x30303030u),
+            (h.w >> 4 & 0x0f0f0f0fu) | (h.z >> 2 & 0x30303030u)};
+  } else if constexpr (T == WeightType::q2_k) {
+    const unsigned w = part(r.scale[ROW], S / 2);
+    return {w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu};
+  } else if constexpr (T == WeightType::q6_k) {
+    return {part(r.scale[ROW], S / 2) ^ 0x80808080u, 0};
+  } else if constexpr (T == WeightType::q3_k) {
+    // Scale j: four low bits in a nibble of byte j % 8, two high bits at 2 (j / 4) of byte 8 + j % 4.
+    const unsigned low = ROW == 0 ? (S % 4 < 2 ? r.head.x : r.head.y) : (S % 4 < 2 ? r.scale8.x : r.scale8.y);
+    const unsigned high = ROW == 0 ? r.head.z : r.scale8_high;
+    return {(low >> (4 * H) & 0x0f0f0f0fu) | (high >> (2 * (S / 2)) & 0x03030303u) << 4, 0};
+  } else {
+    static_assert(T == WeightType::iq4_xs);
+    // Scale S: four low bits in a nibble, two high bits; in the byte from which the others would take it.
+    const unsigned low = ROW == 0 ? r.head.y : r.head.w, high = ROW == 0 ? r.head.x : r.head.z;
+    return {((low >> (4 * S) & 15u) | (high >> (16 + 2 * S) & 3u) << 4) << (8 * (S % 4)), 0};
+  }
+}
+/// What byte_scales are too large by.
+template <class Format>
+inline constexpr int kScaleZero =
+    Format::Block::kType == WeightType::q6_k                                                 ? 128
+    : Format::Block::kType == WeightType::q3_k || Format::Block::kType == WeightType::iq4_xs ? 32
+                                                                                             : 0;
+
 /// What codes of a sub-block are multiplied with and what is added then, twice each: [row][its lower or upper 16 codes].
 /// Types with a scale for 32 codes have it in [row][0].
 struct HalfScales {
@@ -98,15 +140,19 @@ template <class Format, int S>
 __device__ __forceinline__ HalfScales half_scales(const HalfRaw<Format>& r, const HalfUnits& u) {
   HalfScales s{};
   if constexpr (kBlocksOf256<Format>) {
-    const IntScales ints = Format::scales(r, S / 4, S % 4);
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-#pragma unroll
-      for (int h = 0; h < (Format::kHalves ? 2 : 1); ++h) {
-        s.d[row][h] = __hmul2(twice_int(ints.d[row][h]), u.d[row]);
-        if constexpr (Format::kMin) s.min[row][h] = __hmul2(twice_int(ints.min[row][h]), u.min[row]);
+    constexpr int ZERO = kScaleZero<Format>;
+    constexpr int FIRST = Format::kHalves ? 2 * S % 4 : S % 4;  // byte of the first scale
+    const auto of_row = [&]<int ROW>() {
+      const ByteScales b = byte_scales<Format, S, ROW>(r);
+      s.d[ROW][0] = __hmul2(byte_twice<FIRST>(b.d, ZERO), u.d[ROW]);
+      if constexpr (Format::kMin) s.min[ROW][0] = __hmul2(byte_twice<FIRST>(b.min, 0), u.min[ROW]);
+      if constexpr (Format::kHalves) {
+        s.d[ROW][1] = __hmul2(byte_twice<FIRST + 1>(b.d, ZERO), u.d[ROW]);
+        if constexpr (Format::kMin) s.min[ROW][1] = __hmul2(byte_twice<FIRST + 1>(b.min, 0), u.min[ROW]);
       }
-    }
+    };
+    of_row.template operator()<0>();
+    of_row.template operator()<1>();
   } else if constexpr (Format::kMin) {
     const uint2 w = r.scales.w[S];
     s.d[0][0] = low_twice(w.x), s.d[1][0] = low_twice(w.y);

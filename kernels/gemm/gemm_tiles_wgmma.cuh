@@ -3,11 +3,11 @@
 // COMPUTES  out[nt][od] = epilogue(acts[nt][id] . weights[od][id]^T) for one to three matrices; or silu(gate) * up
 // LAYOUT    weights in tiles (kernels/mmvq/tiles.cuh), acts f16 in their order (acts_f16.cuh), out row-major f32; shared
 //           memory: two rings, acts [NA][BN][64] halves with the 128-byte swizzle, weights [NW][rows / 16] tiles
-// MAP       grid(multiprocessors at most) block(384): two groups of four warps multiply, a warp has MR sixteens of rows
-//           by BN tokens; of four more, one copies weights and one activations. A block takes every so-manyth output
+// MAP       grid(multiprocessors at most) block(384): groups of four warps multiply, a warp has sixteen rows by BN
+//           tokens; of four more, one copies weights and one activations. A block takes every so-manyth output
 //           tile, and its share of the steps of those that would not fill a round
 // NEEDS     sm_90a; id % 32 == 0 (256 for types with blocks of 256), any od and nt: checked by the launcher
-// TRAFFIC   weights od*id*bpe B for every BN tokens (from L2 after the first), acts 2*nt*id B for every 128 MR rows
+// TRAFFIC   weights od*id*bpe B for every BN tokens (from L2 after the first), acts 2*nt*id B for a cluster's rows
 // WORK      2*nt*od*id FLOP on tensor cores; 3 to 6 instructions a weight for every BN tokens
 // LOOK FOR  SASS: HGMMA.64xBNx16.F32 whose A is a register, PRMT, HADD2 and HMUL2 between them, UBLKCP, UTMALDG.2D; no
 //           LDL or STL
@@ -21,8 +21,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "harness/device/device.hpp"
+#include "kernels/device/cluster.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mbarrier.cuh"
 #include "kernels/device/pdl.cuh"
@@ -37,27 +39,47 @@ namespace ladder {
 
 namespace tiles {
 
-inline constexpr int kGroups = 2;                         // of four warps that multiply
-inline constexpr int kGemmThreads = 128 * kGroups + 128;  // and four of which one copies
 inline constexpr int kGemmShared = 227 * 1024;
 
-/// The parts of a block for one configuration.
-template <class Format, int MR, int BN>
+/// What gemm_tiles_wgmma is compiled for.
+/// @tparam BN tokens of a block @tparam GROUPS groups of four warps that multiply
+/// @tparam KPARTS 1: each group has 64 rows of its own; 2: two groups have the same 64 rows and half of each tile's k
+/// @tparam CLUSTER blocks that share the activations they load
+template <int BN_, int GROUPS_, int KPARTS_, int CLUSTER_>
+struct GemmTilesConfig {
+  static constexpr int BN = BN_, GROUPS = GROUPS_, KPARTS = KPARTS_, CLUSTER = CLUSTER_;
+  static constexpr int kRows = 64 * GROUPS / KPARTS, kMultipliers = 128 * GROUPS,
+                       kThreads = kMultipliers + 128;
+  /// Registers of a thread that multiplies, and of one that copies. Together no more than a block starts with, or groups
+  /// would wait for more for ever: each quarter of a multiprocessor has 16 K of them, shared by warps in steps of 8.
+  static constexpr int kMany = GROUPS == 2 ? 232 : 112, kFew = GROUPS == 2 ? 40 : 32;
+  static constexpr int kStart = 16384 / 32 / (GROUPS + 1) / 8 * 8;
+  static_assert(GROUPS * kMany + kFew <= (GROUPS + 1) * kStart);
+  static_assert((GROUPS == 2 || GROUPS == 4) && (KPARTS == 1 || KPARTS == 2) &&
+                (CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4));
+};
+
+/// The parts of a block for one format.
+template <class Format, class Config>
 struct GemmTilesShape {
-  static constexpr int kSixteens = 4 * kGroups * MR;  // of rows
+  static constexpr int kSixteens = Config::kRows / kRows;
   static constexpr int kTile = tile_bytes<typename Format::Block>();
   static constexpr int kSubs = Tile<typename Format::Block>::kSteps;  // sub-blocks of 32 along a tile
   static constexpr int kActStages = kSubs / 2;                        // stages of 64 activations along a tile
-  static constexpr int kWeightBytes = kSixteens * kTile, kActBytes = BN * 128;
-  static constexpr int kRoom = kGemmShared - 1024 - 1024;  // but for alignment and barriers
+  static constexpr int kWeightBytes = kSixteens * kTile, kActBytes = Config::BN * 128;
+  /// Two buffers in which two groups exchange sums of eight tokens; barriers; alignment.
+  static constexpr int kExchangeBytes = 2 * Config::kMultipliers * 16, kBarrierBytes = 1024,
+                       kAlignment = 1024;
+  static constexpr int kRoom = kGemmShared - kExchangeBytes - kBarrierBytes - kAlignment;
   static constexpr int kEven = kRoom / (kWeightBytes + kActStages * kActBytes);
   /// Stages of either ring: as many steps of both as fit, or two of weights and the rest.
   static constexpr int kWeightRing = kEven >= 2 ? (kEven < 12 ? kEven : 12) : 2;
   static constexpr int kActRing =
       kEven >= 12 ? 12 * kActStages : (kRoom - kWeightRing * kWeightBytes) / kActBytes;
-  static constexpr int kShared = 1024 + 1024 + kWeightRing * kWeightBytes + kActRing * kActBytes;
-  static_assert(MR == 1 || kActRing > kActStages, "a step's activations are read MR times");
-  static_assert(2 * (kWeightRing + kActRing) * 8 <= 1024);
+  static constexpr int kShared =
+      kAlignment + kActRing * kActBytes + kWeightRing * kWeightBytes + kExchangeBytes + kBarrierBytes;
+  static_assert(kActRing >= 3 && kActRing >= kActStages && (Config::KPARTS == 1 || kActStages % 2 == 0) &&
+                kWeightBytes % 16 == 0 && 2 * (kWeightRing + kActRing) * 8 <= kBarrierBytes);
 };
 
 /// The matrices of a launch and how it is divided.
@@ -71,21 +93,23 @@ struct GemmTilesArgs {
   unsigned* flags;          // [grid]
 };
 
-/// A block's way through its output tiles: first whole ones, then its share of the steps of those that are cut.
+/// A cluster's way through its output tiles: first whole ones, then its share of the steps of those that are cut.
 struct GemmTilesWork {
   int tile, begin, end;  // steps of the tile
 
-  __device__ __forceinline__ bool first(const GemmTilesArgs& a) {
-    next_whole_ = static_cast<int>(blockIdx.x);
+  /// @param who, of which of how many clusters
+  __device__ __forceinline__ bool first(const GemmTilesArgs& a, int who, int of) {
+    of_ = of;
+    next_whole_ = who;
     const long long all = static_cast<long long>(a.cut) * a.steps;
-    at_ = all * blockIdx.x / gridDim.x;
-    stop_ = all * (blockIdx.x + 1) / gridDim.x;
+    at_ = all * who / of;
+    stop_ = all * (who + 1) / of;
     return next(a);
   }
   __device__ __forceinline__ bool next(const GemmTilesArgs& a) {
     if (next_whole_ < a.whole) {
       tile = next_whole_, begin = 0, end = a.steps;
-      next_whole_ += static_cast<int>(gridDim.x);
+      next_whole_ += of_;
       return true;
     }
     if (at_ >= stop_) return false;
@@ -98,9 +122,15 @@ struct GemmTilesWork {
   }
 
  private:
-  int next_whole_;
+  int next_whole_, of_;
   long long at_, stop_;
 };
+
+/// N .. 2 N - 1 for 0 .. N - 1.
+template <int... S>
+__host__ __device__ constexpr auto upper_half(std::integer_sequence<int, S...>) {
+  return std::integer_sequence<int, (S + static_cast<int>(sizeof...(S)))...>();
+}
 
 /// A ring's place and the parity of its phase.
 template <int N>
@@ -109,6 +139,11 @@ struct RingPlace {
   unsigned phase = 0;
   __device__ __forceinline__ void advance() {
     if (++at == N) at = 0, phase ^= 1;
+  }
+  /// @param n 0..N
+  __device__ __forceinline__ void advance(int n) {
+    at += n;
+    if (at >= N) at -= N, phase ^= 1;
   }
 };
 
@@ -159,52 +194,105 @@ __device__ __forceinline__ void finish_rows(float (&v)[BN / 2], const GemmTilesP
   }
 }
 
-/// silu(gate) * up
-[[maybe_unused]] __device__ __forceinline__ float gated(float gate, float up) {
-  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+/// silu(gate) * up of rows r and r + 8 of a sixteen, `token` and the next one, r = lane / 4 and token = 2 (lane % 4) on from
+/// the warp's first. All lanes of the warp call this.
+/// @param gate, up [2 row + token] @param od of both matrices @param nt tokens there are
+[[maybe_unused]] __device__ __forceinline__ void finish_gate(const float (&gate)[4], const float (&up)[4],
+                                                             const GemmTilesGate& to, int od, int sixteen,
+                                                             int token, int nt) {
+  const int g = static_cast<int>(threadIdx.x % 32 / 4), r = sixteen * kRows + g;
+  float scale[2] = {1.0f, 1.0f}, v[4];
+  if (to.row_scale != nullptr) {
+    if (token < nt) scale[0] = to.row_scale[token];
+    if (token + 1 < nt) scale[1] = to.row_scale[token + 1];
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float z = gate[j] * scale[j % 2];
+    v[j] = __fdividef(z, 1.0f + __expf(-z)) * (up[j] * scale[j % 2]);
+  }
+  if (to.out != nullptr) {
+    float* const out = to.out + static_cast<long long>(token) * od + r;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (token + j % 2 < nt && r + j / 2 * 8 < od) out[j % 2 * od + j / 2 * 8] = v[j];
+    }
+  }
+  if (to.halves != nullptr) {
+    // Lanes of rows g and g ^ 1 exchange a token each, so that both have two neighbouring rows of one.
+    const bool odd = g % 2 != 0;
+    const int mine_token = token + (odd ? 1 : 0);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float mine = odd ? v[2 * h + 1] : v[2 * h], give = odd ? v[2 * h] : v[2 * h + 1];
+      const float got = __shfl_xor_sync(kAllLanes, give, 4), s = to.halves_scale;
+      const __half2 pair = odd ? __floats2half2_rn(got * s, mine * s) : __floats2half2_rn(mine * s, got * s);
+      const int k = g / 2 * 2 + 8 * h, at = k / 4 * 2 + k / 2 % 2 * 8;  // rows k and k + 1 of the sixteen
+      if (mine_token < nt && sixteen * kRows < od) {
+        *reinterpret_cast<__half2*>(to.halves + static_cast<long long>(mine_token) * od + sixteen * kRows +
+                                    at) = pair;
+      }
+    }
+  }
 }
 
 // ANCHOR: gemm_tiles_wgmma
-template <class Format, int MR, int BN, bool SWIGLU>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+template <class Format, class Config, bool SWIGLU>
+__global__ void __launch_bounds__(Config::kThreads, 1)
     gemm_tiles_wgmma(const __grid_constant__ GemmTilesArgs args, const __grid_constant__ TensorMap acts) {
 #if LADDER_HAS_WGMMA
-  using Shape = GemmTilesShape<Format, MR, BN>;
+  using Shape = GemmTilesShape<Format, Config>;
+  constexpr int BN = Config::BN, GROUPS = Config::GROUPS, KPARTS = Config::KPARTS, CLUSTER = Config::CLUSTER;
   constexpr int NW = Shape::kWeightRing, NA = Shape::kActRing, SUBS = Shape::kSubs, PER = Shape::kActStages;
   constexpr int TILE = Shape::kTile, SIXTEENS = Shape::kSixteens, ROWS16 = SWIGLU ? SIXTEENS / 2 : SIXTEENS;
-  static_assert(!SWIGLU || MR == 2, "a thread has a gate and what it lets through");
-  unsigned char* const shared = reinterpret_cast<unsigned char*>(
-      (reinterpret_cast<std::uintptr_t>(dynamic_shared<unsigned char>()) + 1023) / 1024 * 1024);
+  // By an offset, not by rounding the pointer: so the compiler sees that it is shared memory.
+  unsigned char* const shared = dynamic_shared<unsigned char>() +
+                                (1024 - shared_address(dynamic_shared<unsigned char>()) % 1024) % 1024;
   unsigned char* const act_ring = shared;                             // [NA][BN][64] halves, swizzled
   unsigned char* const weight_ring = shared + NA * Shape::kActBytes;  // [NW][SIXTEENS][TILE]
-  auto* const weights_full = reinterpret_cast<std::uint64_t*>(weight_ring + NW * Shape::kWeightBytes);
+  auto* const exchange = reinterpret_cast<float4*>(weight_ring + NW * Shape::kWeightBytes);
+  auto* const weights_full = reinterpret_cast<std::uint64_t*>(exchange + Shape::kExchangeBytes / 16);
   std::uint64_t* const weights_empty = weights_full + NW;
   std::uint64_t* const acts_full = weights_empty + NW;
   std::uint64_t* const acts_empty = acts_full + NA;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int cluster = static_cast<int>(blockIdx.x) / CLUSTER,
+            clusters = static_cast<int>(gridDim.x) / CLUSTER;
+  const int rank = CLUSTER > 1 ? static_cast<int>(cluster_block()) : 0;
 
   allow_next_kernel();
   if (threadIdx.x == 0) {
     for (int i = 0; i < NW; ++i) {
       mbarrier_init(weights_full + i, 1);
-      mbarrier_init(weights_empty + i, 4 * kGroups);
+      mbarrier_init(weights_empty + i, 4 * GROUPS);
     }
     for (int i = 0; i < NA; ++i) {
       mbarrier_init(acts_full + i, 1);
-      mbarrier_init(acts_empty + i, 4 * kGroups);
+      mbarrier_init(acts_empty + i, 4 * GROUPS / KPARTS * CLUSTER);
     }
     mbarrier_init_fence();
   }
-  __syncthreads();  // barriers exist before anybody uses them
+  if constexpr (CLUSTER > 1) {
+    cluster_barrier();  // barriers exist before anybody uses them, in this block or from the other
+  } else {
+    __syncthreads();  // barriers exist before anybody uses them
+  }
 
-  if (warp >= 4 * kGroups) {
-    registers_decrease<40>();
+  // A block stays until nobody reaches into its shared memory any more.
+  const auto leave = [&] {
+    if constexpr (CLUSTER > 1) {
+      __syncwarp();
+      cluster_barrier();
+    }
+  };
+  if (warp >= 4 * GROUPS) {
+    registers_decrease<Config::kFew>();
     GemmTilesWork w;
-    if (warp == 4 * kGroups) {
+    if (warp == 4 * GROUPS) {
       // 1a. Weights, a lane a sixteen of rows. They do not depend on the kernel before this one.
       RingPlace<NW> to;
-      for (bool more = w.first(args); more; more = w.next(args)) {
-        const int block = w.tile / args.token_blocks, slot = lane % SIXTEENS;
+      for (bool more = w.first(args, cluster, clusters); more; more = w.next(args)) {
+        const int block = w.tile / args.token_blocks * CLUSTER + rank, slot = lane % SIXTEENS;
         const unsigned char* from;
         if constexpr (SWIGLU) {
           const int sixteen = min(block * ROWS16 + slot / 8 * 4 + slot % 4, args.parts.first[1] - 1);
@@ -231,186 +319,214 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
           to.advance();
         }
       }
-    } else if (warp == 4 * kGroups + 1 && lane == 0) {
+    } else if (warp == 4 * GROUPS + 1 && lane == 0) {
       // 1b. Activations.
       prefetch_tensor_map(acts);
       wait_for_previous_kernel();
       RingPlace<NA> to;
-      for (bool more = w.first(args); more; more = w.next(args)) {
+      for (bool more = w.first(args, cluster, clusters); more; more = w.next(args)) {
         const int token = w.tile % args.token_blocks * BN;
         for (int k = w.begin * PER; k < w.end * PER; ++k) {
           mbarrier_wait(acts_empty + to.at, to.phase ^ 1);
           mbarrier_arrive_expect_bytes(acts_full + to.at, Shape::kActBytes);
-          tensor_copy_2d(act_ring + to.at * Shape::kActBytes, acts, token, k * 64, acts_full + to.at);
+          unsigned char* const stage = act_ring + to.at * Shape::kActBytes;
+          if constexpr (CLUSTER > 1) {
+            // Half of the tokens for both blocks: the other block brings the other half.
+            tensor_copy_2d_multicast(stage + rank * (Shape::kActBytes / CLUSTER), acts,
+                                     token + rank * (BN / CLUSTER), k * 64, acts_full + to.at,
+                                     (1u << CLUSTER) - 1);
+          } else {
+            tensor_copy_2d(stage, acts, token, k * 64, acts_full + to.at);
+          }
           to.advance();
         }
       }
     }
+    leave();
     return;
   }
 
-  registers_increase<232>();
-  // 2. The multiplying warps. Four of them share an instruction's 64 rows, MR times: warp w has their wth sixteen.
+  registers_increase<Config::kMany>();
+  // 2. The multiplying warps. Four of them share an instruction's 64 rows: warp w has their wth sixteen. With KPARTS 2
+  //    the next four have the same rows, and the other half of the stages along a tile.
   wait_for_previous_kernel();  // for what the results are added to
   const int group = warp / 4, g = lane / 4, t = lane % 4;
-  float sums[MR][BN / 2];
+  const int slot = group / KPARTS * 4 + warp % 4,
+            kpart = group % KPARTS;  // sixteen of the block's; part of k
+  float sums[BN / 2];
   std::uint32_t a[2][2][4] = {};  // sub-block's parity, half of it
   RingPlace<NW> wp;
   RingPlace<NA> ap;
-  int release = -1;  // stage of activations whose last product is under way
+  ap.advance(kpart * (PER / KPARTS));
+  int release = -1;               // stage of activations whose last product is under way
+  [[maybe_unused]] int turn = 0;  // of the buffers for exchange
+  // In a cluster, a lane tells each block that writes to the stage.
+  [[maybe_unused]] const std::uint32_t empty =
+      CLUSTER > 1 ? shared_address_in(static_cast<unsigned>(lane % CLUSTER), acts_empty) : 0;
   const auto release_acts = [&] {
-    if (release >= 0 && lane == 0) mbarrier_arrive(acts_empty + release);
+    if constexpr (CLUSTER > 1) {
+      if (release >= 0 && lane < CLUSTER) mbarrier_arrive_at(empty + 8 * static_cast<unsigned>(release));
+    } else {
+      if (release >= 0 && lane == 0) mbarrier_arrive(acts_empty + release);
+    }
     release = -1;
+  };
+  // A piece that is written is announced when its stores have had a step's time to arrive.
+  bool unannounced = false;
+  const auto announce = [&] {
+    __threadfence();
+    named_barrier(1, Config::kMultipliers);  // all of the piece is written
+    if (threadIdx.x == 0) atomicExch(args.flags + blockIdx.x, 1u);
+    unannounced = false;
   };
   const std::uint64_t descriptor = wgmma_descriptor_128b(act_ring);
   GemmTilesWork work;
-  for (bool more = work.first(args); more; more = work.next(args)) {
+  for (bool more = work.first(args, cluster, clusters); more; more = work.next(args)) {
 #pragma unroll
-    for (int m = 0; m < MR; ++m) {
-#pragma unroll
-      for (int i = 0; i < BN / 2; ++i) sums[m][i] = 0.0f;
-    }
+    for (int i = 0; i < BN / 2; ++i) sums[i] = 0.0f;
     for (int step = work.begin; step < work.end; ++step) {
       mbarrier_wait(weights_full + wp.at, wp.phase);
-      const unsigned char* stage = weight_ring + wp.at * Shape::kWeightBytes;
-      const auto rows64 = [&]<int M>() {
-        HalfRaw<Format> raw;
-        raw.template load<FromShared>(stage + (group * 4 * MR + M * 4 + warp % 4) * TILE, lane);
-        if constexpr (M == MR - 1) {
-          __syncwarp();  // all lanes have their shares
-          if (lane == 0) mbarrier_arrive(weights_empty + wp.at);
-        }
-        const HalfUnits units = half_units<Format>(raw);
-        RingPlace<NA> at = ap;
-        const auto sub_block = [&]<int S>() {
-          half_fragments<Format, S>(raw, units, a[S % 2]);
-          if constexpr (S % 2 == 0 && M == 0) mbarrier_wait(acts_full + at.at, at.phase);
-          const std::uint64_t b = descriptor + static_cast<unsigned>(at.at) * (Shape::kActBytes / 16);
-          wgmma_fence();
-          wgmma_f16<BN>(sums[M], a[S % 2][0], wgmma_next_k(b, S % 2 * 2));
-          wgmma_f16<BN>(sums[M], a[S % 2][1], wgmma_next_k(b, S % 2 * 2 + 1));
-          wgmma_commit_group();
-          wgmma_wait_group<1>();  // the sub-block before this one is multiplied: its registers are free
-          wgmma_hold(a[1 - S % 2][0]);
-          wgmma_hold(a[1 - S % 2][1]);
-          if constexpr (S % 2 == 0) {
-            release_acts();
-          } else {
-            if constexpr (M == MR - 1) release = at.at;
-            at.advance();
-          }
-        };
-        sub_block.template operator()<0>();
-        sub_block.template operator()<1>();
-        sub_block.template operator()<2>();
-        sub_block.template operator()<3>();
-        if constexpr (SUBS == 8) {
-          sub_block.template operator()<4>();
-          sub_block.template operator()<5>();
-          sub_block.template operator()<6>();
-          sub_block.template operator()<7>();
-        }
-        if constexpr (M == MR - 1) ap = at;
-      };
-      rows64.template operator()<0>();
-      if constexpr (MR == 2) rows64.template operator()<1>();
+      HalfRaw<Format> raw;
+      raw.template load<FromShared>(weight_ring + wp.at * Shape::kWeightBytes + slot * TILE, lane);
+      __syncwarp();  // all lanes have their shares
+      if (lane == 0) mbarrier_arrive(weights_empty + wp.at);
       wp.advance();
+      const HalfUnits units = half_units<Format>(raw);
+      const auto sub_block = [&]<int S>() {
+        half_fragments<Format, S>(raw, units, a[S % 2]);
+        if constexpr (S % 2 == 0) mbarrier_wait(acts_full + ap.at, ap.phase);
+        const std::uint64_t b = descriptor + static_cast<unsigned>(ap.at) * (Shape::kActBytes / 16);
+        wgmma_fence();
+        wgmma_f16<BN>(sums, a[S % 2][0], wgmma_next_k(b, S % 2 * 2));
+        wgmma_f16<BN>(sums, a[S % 2][1], wgmma_next_k(b, S % 2 * 2 + 1));
+        wgmma_commit_group();
+        wgmma_wait_group<1>();  // the sub-block before this one is multiplied: its registers are free
+        wgmma_hold(a[1 - S % 2][0]);
+        wgmma_hold(a[1 - S % 2][1]);
+        if constexpr (S % 2 == 0) {
+          release_acts();
+        } else {
+          release = ap.at;
+          ap.advance();
+        }
+      };
+      const auto sub_blocks = [&]<int... S>(std::integer_sequence<int, S...>) {
+        (sub_block.template operator()<S>(), ...);
+      };
+      if constexpr (KPARTS == 1) {
+        sub_blocks(std::make_integer_sequence<int, SUBS>());
+      } else {
+        if (kpart == 0) {
+          sub_blocks(std::make_integer_sequence<int, SUBS / 2>());
+        } else {
+          sub_blocks(upper_half(std::make_integer_sequence<int, SUBS / 2>()));
+        }
+        ap.advance(PER / 2);
+      }
+      if (unannounced) announce();
     }
     wgmma_wait_group<0>();
     release_acts();
-#pragma unroll
-    for (int m = 0; m < MR; ++m) wgmma_hold(sums[m]);
+    wgmma_hold(sums);
 
     // 3. A tile that is cut: whoever has its first step adds what the others have, in the order of the steps.
-    constexpr int kPieces = MR * BN / 8;  // float4 a thread
-    const auto piece = [&](unsigned block) {
+    constexpr int kPieces = BN / 8;  // float4 a thread
+    const auto piece = [&](int block) {
       return reinterpret_cast<float4*>(args.partial) +
-             (static_cast<long long>(block) * kPieces) * (128 * kGroups) + threadIdx.x;
+             (static_cast<long long>(block) * kPieces) * Config::kMultipliers + threadIdx.x;
     };
     if (work.begin > 0) {
-      float4* to = piece(blockIdx.x);
+      float4* to = piece(static_cast<int>(blockIdx.x));
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const float* v = &sums[i / (BN / 8)][i % (BN / 8) * 4];
-        __stcg(to + i * (128 * kGroups), make_float4(v[0], v[1], v[2], v[3]));
+        const float* v = &sums[4 * i];
+        __stcg(to + i * Config::kMultipliers, make_float4(v[0], v[1], v[2], v[3]));
       }
-      __threadfence();
-      named_barrier(1, 128 * kGroups);  // all of the piece is written
-      if (threadIdx.x == 0) atomicExch(args.flags + blockIdx.x, 1u);
+      unannounced = true;
       continue;
     }
     if (work.end < args.steps) {
       const long long all = static_cast<long long>(args.cut) * args.steps;
-      const long long last =
-          static_cast<long long>(work.tile - args.whole + 1) * args.steps;  // behind the tile
-      for (unsigned other = blockIdx.x + 1; all * other / gridDim.x < last; ++other) {
-        if (threadIdx.x == 0) {
-          while (atomicCAS(args.flags + other, 1u, 0u) != 1u) {
-          }
-          __threadfence();
+      const long long behind = static_cast<long long>(work.tile - args.whole + 1) * args.steps;
+      int end = cluster + 1;  // the tile's last piece is that of the cluster before this one
+      while (all * end / clusters < behind) ++end;
+      for (int other = cluster + 1 + static_cast<int>(threadIdx.x); other < end;
+           other += Config::kMultipliers) {
+        while (atomicCAS(args.flags + other * CLUSTER + rank, 1u, 0u) != 1u) {
         }
-        named_barrier(1, 128 * kGroups);  // the piece is there
-        const float4* add = piece(other);
+        __threadfence();
+      }
+      named_barrier(1, Config::kMultipliers);  // all pieces are there
+      constexpr int kAtOnce = kPieces <= 4 ? 4 : 1;
+#pragma unroll kAtOnce
+      for (int other = cluster + 1; other < end; ++other) {
+        const float4* add = piece(other * CLUSTER + rank);
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          float* v = &sums[i / (BN / 8)][i % (BN / 8) * 4];
-          const float4 p = __ldcg(add + i * (128 * kGroups));
+          float* v = &sums[4 * i];
+          const float4 p = __ldcg(add + i * Config::kMultipliers);
           v[0] += p.x, v[1] += p.y, v[2] += p.z, v[3] += p.w;
         }
       }
     }
 
     // 4. Out: rows g and g + 8 of a sixteen, tokens 2t and 2t + 1 of eight.
-    const int token0 = work.tile % args.token_blocks * BN, block = work.tile / args.token_blocks;
-    if constexpr (SWIGLU) {
-      const int sixteen = block * ROWS16 + group * 4 + warp % 4, od = args.parts.part[0].od;
-      if (sixteen >= args.parts.first[1]) continue;
-      const int r = sixteen * kRows + g;
+    const int token0 = work.tile % args.token_blocks * BN,
+              block = work.tile / args.token_blocks * CLUSTER + rank;
+    // Groups in pairs have the same rows: of the gate and of what it lets through, or of two parts of k. One gets the
+    // other's sums for the first half of the tokens, the other for the second; eight tokens at a time, in two buffers.
+    [[maybe_unused]] const auto exchange_halves = [&](int role, const auto& with) {
+      const float4* const from = exchange + (group ^ 1) * 128 + threadIdx.x % 128;
+      float4* const to = exchange + group * 128 + threadIdx.x % 128;
 #pragma unroll
-      for (int i = 0; i < BN / 2; i += 4) {
-        const int token = token0 + i * 2 + 2 * t;  // and the next one
-        float v[4];
+      for (int i = 0; i < BN / 4; i += 4) {
+        float own[4], give[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float gate = sums[0][i + j], up = sums[MR - 1][i + j];
-          if (args.gate.row_scale != nullptr && token + j % 2 < args.nt) {
-            gate *= args.gate.row_scale[token + j % 2], up *= args.gate.row_scale[token + j % 2];
-          }
-          v[j] = gated(gate, up);
-          if (args.gate.out != nullptr && token + j % 2 < args.nt && r + j / 2 * 8 < od) {
-            args.gate.out[static_cast<long long>(token + j % 2) * od + r + j / 2 * 8] = v[j];
-          }
+          own[j] = role == 0 ? sums[i + j] : sums[BN / 4 + i + j];
+          give[j] = role == 0 ? sums[BN / 4 + i + j] : sums[i + j];
         }
-        if (args.gate.halves != nullptr) {
-          // Lanes of rows g and g ^ 1 exchange a token each, so that both have two neighbouring rows of one.
-          const float s = args.gate.halves_scale;
-          const bool odd = g % 2 != 0;
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const float mine = odd ? v[2 * h + 1] : v[2 * h], give = odd ? v[2 * h] : v[2 * h + 1];
-            const float got = __shfl_xor_sync(0xffffffffu, give, 4);
-            const __half2 pair =
-                odd ? __floats2half2_rn(got * s, mine * s) : __floats2half2_rn(mine * s, got * s);
-            const int to = token + (odd ? 1 : 0), k = g / 2 * 2 + 8 * h;  // rows k, k + 1 of the sixteen
-            const int at = k / 4 * 2 + k / 2 % 2 * 8;
-            if (to < args.nt) {
-              *reinterpret_cast<__half2*>(args.gate.halves + static_cast<long long>(to) * od +
-                                          sixteen * kRows + at) = pair;
-            }
-          }
-        }
+        const int buffer = turn++ % 2 * Config::kMultipliers;
+        to[buffer] = make_float4(give[0], give[1], give[2], give[3]);
+        named_barrier(2 + group / 2, 256);  // both have written, and have read what was here two rounds ago
+        with(i, own, from[buffer]);
       }
-    } else {
+    };
+    if constexpr (SWIGLU) {
+      const int sixteen = block * ROWS16 + group / 2 * 4 + warp % 4, role = group % 2;
+      exchange_halves(role, [&](int i, const float* own, const float4& got) {
+        const float other[4] = {got.x, got.y, got.z, got.w};
+        float gate[4], up[4];
 #pragma unroll
-      for (int m = 0; m < MR; ++m) {
-        const int sixteen = block * ROWS16 + group * 4 * MR + m * 4 + warp % 4;
-        if (sixteen >= args.parts.first[kMostGemmTilesParts]) continue;
-        const int p = gemm_part_of(args.parts, sixteen);
-        finish_rows<BN>(sums[m], args.parts.part[p], (sixteen - args.parts.first[p]) * kRows + g,
-                        token0 + 2 * t, args.nt);
+        for (int j = 0; j < 4; ++j) {
+          gate[j] = role == 0 ? own[j] : other[j];
+          up[j] = role == 0 ? other[j] : own[j];
+        }
+        finish_gate(gate, up, args.gate, args.parts.part[0].od, sixteen,
+                    token0 + role * (BN / 2) + 2 * i + 2 * t, args.nt);
+      });
+    } else {
+      const int sixteen = block * ROWS16 + slot;
+      const auto finish = [&]<int N>(float(&v)[N / 2], int token) {
+        if (sixteen < args.parts.first[kMostGemmTilesParts]) {
+          const int p = gemm_part_of(args.parts, sixteen);
+          finish_rows<N>(v, args.parts.part[p], (sixteen - args.parts.first[p]) * kRows + g, token, args.nt);
+        }
+      };
+      if constexpr (KPARTS == 1) {
+        finish.template operator()<BN>(sums, token0 + 2 * t);
+      } else {
+        float whole[BN / 4];
+        exchange_halves(kpart, [&](int i, const float* own, const float4& got) {
+          whole[i] = own[0] + got.x, whole[i + 1] = own[1] + got.y;
+          whole[i + 2] = own[2] + got.z, whole[i + 3] = own[3] + got.w;
+        });
+        finish.template operator()<BN / 2>(whole, token0 + kpart * (BN / 2) + 2 * t);
       }
     }
   }
+  if (unannounced) announce();
+  leave();
 #else
   (void)args, (void)acts;
   needs_sm90("wgmma");
@@ -423,8 +539,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
 /// How a launch is divided.
 struct GemmTilesPlan {
   int rows = 0, tokens = 0;  ///< of a block's output tile; with a gate, rows of both matrices together
+  int cluster = 1;           ///< blocks that share activations: neighbours along the rows
   int blocks = 0;            ///< of the grid
-  int whole = 0, cut = 0;    ///< output tiles that one block multiplies alone, and those divided along k
+  int whole = 0, cut = 0;  ///< a cluster's output tiles: multiplied by one cluster alone, and divided along k
 
   bool operator==(const GemmTilesPlan&) const = default;
   /// Bytes of sums that blocks leave for others.
@@ -445,41 +562,86 @@ struct GemmTilesWorkspace {
 
 namespace tiles {
 
-/// Blocks that gemm_tiles_wgmma is compiled for: rows by tokens. MR * 128 rows, BN tokens.
+/// A block that gemm_tiles_wgmma is compiled for.
 struct GemmTilesBlock {
-  int rows, tokens;
+  int rows, tokens, cluster;
+  bool every_type;  ///< or only for types that Qwen's files are made of
+  bool gate;        ///< for silu(gate) * up too
+  double step_us;  ///< what 32 of k take: measured on an H200 with Q4_K, other types are within a tenth of it
 };
-inline constexpr GemmTilesBlock kGemmTilesBlocks[] = {{256, 16},  {256, 32},  {256, 64},
-                                                      {128, 128}, {256, 128}, {128, 256}};
-
-/// Calls f.operator()<MR, BN>() for the block.
-template <class F>
-Status with_gemm_block(int rows, int tokens, F&& f) {
-  if (rows == 256 && tokens == 16) return f.template operator()<2, 16>();
-  if (rows == 256 && tokens == 32) return f.template operator()<2, 32>();
-  if (rows == 256 && tokens == 64) return f.template operator()<2, 64>();
-  if (rows == 256 && tokens == 128) return f.template operator()<2, 128>();
-  if (rows == 128 && tokens == 128) return f.template operator()<1, 128>();
-  if (rows == 128 && tokens == 256) return f.template operator()<1, 256>();
-  return Status::error("gemm_tiles_wgmma: no blocks of " + std::to_string(rows) + " rows and " +
-                       std::to_string(tokens) + " tokens");
+inline constexpr GemmTilesBlock kGemmTilesBlocks[] = {
+    {256, 16, 1, false, false, 0.195},  {128, 64, 1, true, true, 0.145},  {64, 128, 1, false, false, 0.125},
+    {128, 128, 1, false, false, 0.205}, {128, 256, 2, true, true, 0.363},
+};
+/// Types whose files have it in most matrices, and which get all blocks; the others get those that lose little anywhere.
+constexpr bool is_common(WeightType type) {
+  return type == WeightType::q4_0 || type == WeightType::q5_0 || type == WeightType::q8_0 ||
+         type == WeightType::q4_k || type == WeightType::q5_k || type == WeightType::q6_k;
+}
+constexpr bool has_block(const GemmTilesBlock& b, WeightType type, bool gate) {
+  return (b.every_type || is_common(type)) && (b.gate || !gate);
 }
 
-/// Divides output tiles of rows x tokens among `most` blocks: tiles alone, or all of them the same work to a step.
-constexpr GemmTilesPlan divide(int rows, int tokens, long long rows16, long long nt, long long row_steps,
-                               int most, bool cut) {
-  const long long all = (rows16 * kRows + rows - 1) / rows * ((nt + tokens - 1) / tokens);
-  GemmTilesPlan p{rows, tokens, 0, 0, 0};
+/// Calls f.operator()<Config>() for the block, if there is one for the type.
+template <WeightType TYPE, bool GATE, class F>
+Status with_gemm_block(int rows, int tokens, int cluster, F&& f) {
+  const auto is = [&](int r, int t, int c) { return rows == r && tokens == t && cluster == c; };
+  if constexpr (is_common(TYPE) && !GATE) {
+    if (is(256, 16, 1)) return f.template operator()<GemmTilesConfig<16, 4, 1, 1>>();
+    if (is(64, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 2, 1>>();
+    if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1, 1>>();
+  }
+  if (is(128, 64, 1)) return f.template operator()<GemmTilesConfig<64, 2, 1, 1>>();
+  if (is(128, 256, 2)) return f.template operator()<GemmTilesConfig<256, 2, 1, 2>>();
+  return Status::error("gemm_tiles_wgmma: no blocks of " + std::to_string(rows) + " rows and " +
+                       std::to_string(tokens) + " tokens, " + std::to_string(cluster) +
+                       " to a cluster, for " + info(TYPE).name + (GATE ? " with a gate" : ""));
+}
+
+/// Divides output tiles of rows x tokens for each of a cluster's blocks among `sms` multiprocessors: tiles alone, or
+/// all clusters the same work to a step.
+constexpr GemmTilesPlan divide(int rows, int tokens, int cluster, long long rows16, long long nt,
+                               long long row_steps, int sms, bool cut) {
+  const long long rows_all = static_cast<long long>(rows) * cluster;
+  const long long all = (rows16 * kRows + rows_all - 1) / rows_all * ((nt + tokens - 1) / tokens);
+  const long long most = sms / cluster;
+  GemmTilesPlan p{rows, tokens, cluster, 0, 0, 0};
   if (!cut || all % most == 0) {
-    p.blocks = static_cast<int>(all < most ? all : most);
+    p.blocks = static_cast<int>(all < most ? all : most) * cluster;
     p.whole = static_cast<int>(all);
     return p;
   }
-  p.blocks = static_cast<int>(all * row_steps < most ? all * row_steps : most);
-  // All but the last round and a piece of one are multiplied whole: every block's share of the rest is one to two tiles.
+  p.blocks = static_cast<int>(all * row_steps < most ? all * row_steps : most) * cluster;
+  // All but the last round and a piece of one are multiplied whole: every cluster's share of the rest is one to two
+  // tiles.
   p.whole = static_cast<int>(all < most ? 0 : (all / most - 1) * most);
   p.cut = static_cast<int>(all - p.whole);
   return p;
+}
+
+/// A launch with one configuration.
+template <class Format, class Config, bool SWIGLU>
+Status launch_gemm_tiles_config(const GemmTilesArgs& args, const void* acts, int id, int blocks,
+                                Stream& stream, bool programmatic) {
+#if defined(__CUDACC__)
+  TensorMap map;
+  TensorMapOptions options;
+  options.swizzle = TensorSwizzle::bytes_128;
+  if (Status ok = make_tensor_map(map, acts, static_cast<std::uint64_t>(args.nt),
+                                  static_cast<std::uint64_t>(id), Config::BN / Config::CLUSTER, 64, options);
+      !ok.ok()) {
+    return ok;
+  }
+  LaunchOptions how;
+  how.programmatic = programmatic;
+  how.cluster_blocks = Config::CLUSTER;
+  return launch(how, gemm_tiles_wgmma<Format, Config, SWIGLU>, dim3(static_cast<unsigned>(blocks)),
+                dim3(Config::kThreads), GemmTilesShape<Format, Config>::kShared, stream, args, map);
+#else
+  (void)args, (void)acts, (void)id, (void)blocks, (void)stream, (void)programmatic;
+  return Status::error(
+      "gemm_tiles_wgmma: there is no emulated wgmma; it needs a GPU of compute capability 9.0");
+#endif
 }
 
 template <class Format, bool SWIGLU>
@@ -495,30 +657,11 @@ Status launch_gemm_tiles(GemmTilesArgs& args, const void* acts, int id, const Ge
     return Status::error(
         "gemm_tiles_wgmma: tiles that are cut need a workspace, at a multiple of 16 bytes, and flags");
   }
-  return with_gemm_block(plan.rows, plan.tokens, [&]<int MR, int BN>() -> Status {
-    if constexpr (SWIGLU && MR != 2) {
-      return Status::error("gemm_tiles_wgmma: a gate needs blocks of 256 rows, not " +
-                           std::to_string(plan.rows));
-    } else {
-#if defined(__CUDACC__)
-      TensorMap map;
-      TensorMapOptions options;
-      options.swizzle = TensorSwizzle::bytes_128;
-      if (Status ok = make_tensor_map(map, acts, static_cast<std::uint64_t>(args.nt),
-                                      static_cast<std::uint64_t>(id), BN, 64, options);
-          !ok.ok()) {
-        return ok;
-      }
-      LaunchOptions how;
-      how.programmatic = programmatic;
-      return launch(how, gemm_tiles_wgmma<Format, MR, BN, SWIGLU>, dim3(static_cast<unsigned>(plan.blocks)),
-                    dim3(kGemmThreads), GemmTilesShape<Format, MR, BN>::kShared, stream, args, map);
-#else
-      (void)acts, (void)id, (void)stream, (void)programmatic;
-      return Status::error("gemm_tiles_wgmma: there is no emulated wgmma; it needs a GPU of compute capability 9.0");
-#endif
-    }
-  });
+  return with_gemm_block<Format::Block::kType, SWIGLU>(
+      plan.rows, plan.tokens, plan.cluster, [&]<class Config>() -> Status {
+        return launch_gemm_tiles_config<Format, Config, SWIGLU>(args, acts, id, plan.blocks, stream,
+                                                                programmatic);
+      });
 }
 
 }  // namespace tiles
@@ -533,47 +676,32 @@ inline Status gemm_tiles_wgmma_supported(WeightType type, Shape s, const DeviceI
 
 namespace tiles {
 
-/// What a division is expected to take, in cycles of a multiprocessor. The numbers are fitted to measurements on an H200;
-/// what matters is the order of divisions, not the time.
-struct GemmTilesCost {
-  double weight_bytes;    // of a weight
-  double decode;          // cycles for 64 rows by 32 weights, on each quarter of a multiprocessor
-  long long rows, nt, k;  // rows of all matrices
-
-  constexpr double of(const GemmTilesPlan& p, int sms) const {
-    constexpr double kL2 = 26, kMemory = 2500, kSlowest = 24,
-                     kLaunch = 4000;  // B/cycle, of a multiprocessor and of all
-    const double steps = static_cast<double>(k) / 32, groups = static_cast<double>(p.rows) / 64;
-    const double multiply = groups * steps * (p.tokens < kSlowest ? kSlowest : p.tokens) * 1.1;
-    const double decoding = groups * steps * decode;
-    const double bytes = static_cast<double>(k) * (p.rows * weight_bytes + 2.0 * p.tokens);
-    double tile = multiply + 0.25 * decoding;
-    if (tile < decoding * 1.25) tile = decoding * 1.25;
-    if (tile < bytes / kL2) tile = bytes / kL2;
-    const double end = 600 + p.rows * p.tokens / 16.0;  // a tile's results on their way out
-    const double whole_rounds = p.blocks > 0 ? static_cast<double>((p.whole + p.blocks - 1) / p.blocks) : 0;
-    double time = whole_rounds * (tile + end);
-    if (p.cut > 0) time += p.cut * tile / p.blocks + 2 * end + 1500 + p.rows * p.tokens / 4.0;
-    const double memory = (static_cast<double>(rows) * static_cast<double>(k) * weight_bytes) / kMemory;
-    (void)sms;
-    return kLaunch + (time > memory ? time : memory);
-  }
-};
+/// What a division is expected to take, in microseconds on an H200. What matters is the order of divisions, and it should
+/// hold for other devices with wgmma.
+constexpr double expected_us(const GemmTilesBlock& b, const GemmTilesPlan& p, double weight_bytes,
+                             long long k) {
+  constexpr double kLaunch = 3, kBytesPerUs = 4.2e6;
+  const double outputs = static_cast<double>(p.rows) * p.tokens;
+  const double tile = static_cast<double>(k) / 32 * b.step_us + 0.3 + outputs * 5e-5;
+  const int clusters = p.blocks / p.cluster;
+  double time = static_cast<double>((p.whole + clusters - 1) / clusters) * tile;
+  if (p.cut > 0) time += p.cut * tile / clusters + 2.5 + outputs * 1.6e-4;  // sums written, awaited and added
+  const double memory = weight_bytes / kBytesPerUs;
+  return kLaunch + (time > memory ? time : memory);
+}
 
 constexpr GemmTilesPlan best_plan(WeightType type, long long rows16, long long nt, long long id, bool gate,
                                   int sms) {
-  const WeightTypeInfo& t = info(type);
-  const long long span = t.block_elems == 256 ? 256 : 128, row_steps = (id + span - 1) / span;
-  const GemmTilesCost cost{t.bytes_per_element(), t.block_elems == 256 ? 50.0 : 40.0, rows16 * kRows, nt,
-                           row_steps * span};
+  const long long span = info(type).block_elems == 256 ? 256 : 128, row_steps = (id + span - 1) / span;
+  const double bytes = static_cast<double>(rows16 * kRows * id) * info(type).bytes_per_element();
   GemmTilesPlan best;
   double least = 0;
   for (const GemmTilesBlock& b : kGemmTilesBlocks) {
-    if (gate && b.rows != 256) continue;
+    if (b.cluster > sms || !has_block(b, type, gate)) continue;
     for (const bool cut : {false, true}) {
-      const GemmTilesPlan p = divide(b.rows, b.tokens, rows16, nt, row_steps, sms, cut);
-      const double c = cost.of(p, sms);
-      if (best.blocks == 0 || c < least) best = p, least = c;
+      const GemmTilesPlan p = divide(b.rows, b.tokens, b.cluster, rows16, nt, row_steps, sms, cut);
+      const double us = expected_us(b, p, bytes, row_steps * span);
+      if (best.blocks == 0 || us < least) best = p, least = us;
     }
   }
   return best;
@@ -600,10 +728,10 @@ constexpr long long gemm_tiles_rows(std::span<const GemmTilesPart> matrices) {
 constexpr std::size_t gemm_tiles_most_partial_bytes(int sms) {
   std::size_t most = 0;
   for (const tiles::GemmTilesBlock& b : tiles::kGemmTilesBlocks) {
-    const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(b.rows * b.tokens);
-    if (bytes > most) most = bytes;
+    const GemmTilesPlan cut{b.rows, b.tokens, b.cluster, sms, 0, 1};
+    if (cut.partial_bytes() > most) most = cut.partial_bytes();
   }
-  return most * static_cast<std::size_t>(sms);
+  return most;
 }
 
 /// out[nt][od] = epilogue(acts . weights^T) for one to three matrices of a type, divided as `plan` says.

@@ -111,6 +111,7 @@ TEST_CASE("gemm_tiles_wgmma is right for every type, block and division") {
     std::vector<Shape> at = shapes();
     at.push_back({300, 520, 2048});  // tiles and tokens of every block cut
     for (const tiles::GemmTilesBlock& b : tiles::kGemmTilesBlocks) {
+      if (!tiles::has_block(b, type, false)) continue;
       for (const bool cut : {false, true}) {
         CAPTURE(b.rows);
         CAPTURE(b.tokens);
@@ -120,8 +121,8 @@ TEST_CASE("gemm_tiles_wgmma is right for every type, block and division") {
             [&](const void* w, const void* x, float* out, Shape s, Stream& stream) {
               const GemmTilesPart part = part_of(w, out, s);
               const long long span = info(type).block_elems == 256 ? 256 : 128;
-              const GemmTilesPlan plan = tiles::divide(b.rows, b.tokens, tiles::row_tiles(s.od), s.nt,
-                                                       (s.id + span - 1) / span, sms, cut);
+              const GemmTilesPlan plan = tiles::divide(b.rows, b.tokens, b.cluster, tiles::row_tiles(s.od),
+                                                       s.nt, (s.id + span - 1) / span, sms, cut);
               return launch_gemm_tiles_wgmma(type, {&part, 1}, x, s.nt, s.id, plan, workspace.get(), stream);
             },
             at, ctx);
@@ -218,7 +219,7 @@ TEST_CASE("several matrices, biases, residuals and scales in one launch") {
   for (const tiles::GemmTilesBlock& block : tiles::kGemmTilesBlocks) {
     for (const bool cut : {false, true}) {
       const GemmTilesPlan plan =
-          tiles::divide(block.rows, block.tokens, gemm_tiles_rows(parts) / tiles::kRows, nt, 3,
+          tiles::divide(block.rows, block.tokens, block.cluster, gemm_tiles_rows(parts) / tiles::kRows, nt, 3,
                         multiprocessor_count(), cut);
       require(launch_gemm_tiles_wgmma(type, parts, h.data(), nt, id, plan, workspace.get(), stream));
       stream.synchronize();
@@ -260,9 +261,10 @@ TEST_CASE("a gate and what it lets through, as f32 and as the next product's act
   const std::vector<float> gate = floats(gate_out), up = floats(up_out);
   GuardedBuffer<float> out(static_cast<std::size_t>(nt * od), "out");
   GuardedBuffer<std::uint16_t> halves(static_cast<std::size_t>(nt * od), "halves");
-  for (const int tokens : {16, 32, 64, 128}) {
+  for (const tiles::GemmTilesBlock& b : tiles::kGemmTilesBlocks) {
+    if (!tiles::has_block(b, type, true)) continue;
     for (const bool cut : {false, true}) {
-      CAPTURE(tokens);
+      CAPTURE(b.tokens);
       CAPTURE(cut);
       out.poison();
       halves.poison();
@@ -270,8 +272,8 @@ TEST_CASE("a gate and what it lets through, as f32 and as the next product's act
                       reinterpret_cast<__half*>(halves.data())};
       g.halves_scale = 0.125f;
       g.row_scale = scale.data();
-      const GemmTilesPlan plan =
-          tiles::divide(256, tokens, 2 * tiles::row_tiles(od), nt, 2, multiprocessor_count(), cut);
+      const GemmTilesPlan plan = tiles::divide(b.rows, b.tokens, b.cluster, 2 * tiles::row_tiles(od), nt, 2,
+                                               multiprocessor_count(), cut);
       require(launch_gemm_tiles_wgmma_swiglu(type, g, h.data(), s, plan, workspace.get(), stream));
       stream.synchronize();
       std::vector<float> got(out.size());
@@ -389,23 +391,26 @@ TEST_CASE("a plan covers all tiles, on no more blocks than there are multiproces
           for (const bool gate : {false, true}) {
             const GemmTilesPlan p = gate ? gemm_tiles_gate_plan(type, s, sms) : gemm_tiles_plan(type, s, sms);
             const long long rows = tiles::row_tiles(l.od) * tiles::kRows * (gate ? 2 : 1);
-            const long long all = (rows + p.rows - 1) / p.rows * ((nt + p.tokens - 1) / p.tokens);
+            const long long rows_all = static_cast<long long>(p.rows) * p.cluster;
+            const long long all = (rows + rows_all - 1) / rows_all * ((nt + p.tokens - 1) / p.tokens);
             CHECK(p.whole + p.cut == all);
             CHECK(p.blocks >= 1);
             CHECK(p.blocks <= sms);
             CHECK(p.partial_bytes() <= gemm_tiles_most_partial_bytes(sms));
-            if (p.cut > 0) CHECK(p.whole % p.blocks == 0);
-            if (gate) CHECK(p.rows == 256);
+            CHECK(p.blocks % p.cluster == 0);
+            if (p.cut > 0) CHECK(p.whole % (p.blocks / p.cluster) == 0);
           }
         }
       }
     }
   }
   // All tiles of one round are whole; a round and a bit are cut to even shares.
-  CHECK(tiles::divide(256, 128, 16 * 66, 256, 28, 132, true) == GemmTilesPlan{256, 128, 132, 132, 0});
-  CHECK(tiles::divide(256, 128, 16 * 74, 512, 28, 132, true) == GemmTilesPlan{256, 128, 132, 132, 164});
-  CHECK(tiles::divide(256, 128, 16 * 74, 512, 28, 132, false) == GemmTilesPlan{256, 128, 132, 296, 0});
-  CHECK(tiles::divide(256, 128, 16, 64, 7, 132, true) == GemmTilesPlan{256, 128, 7, 0, 1});
+  CHECK(tiles::divide(256, 64, 1, 16 * 66, 128, 28, 132, true) == GemmTilesPlan{256, 64, 1, 132, 132, 0});
+  CHECK(tiles::divide(256, 64, 1, 16 * 74, 256, 28, 132, true) == GemmTilesPlan{256, 64, 1, 132, 132, 164});
+  CHECK(tiles::divide(256, 64, 1, 16 * 74, 256, 28, 132, false) == GemmTilesPlan{256, 64, 1, 132, 296, 0});
+  CHECK(tiles::divide(256, 64, 1, 16, 64, 7, 132, true) == GemmTilesPlan{256, 64, 1, 7, 0, 1});
+  CHECK(tiles::divide(128, 256, 2, 8 * 28, 512, 14, 132, true) == GemmTilesPlan{128, 256, 2, 132, 0, 28});
+  CHECK(tiles::divide(128, 256, 2, 8 * 28, 512, 14, 132, false) == GemmTilesPlan{128, 256, 2, 56, 28, 0});
 }
 
 TEST_CASE("shapes and operands that cannot be taken are refused with the reason") {
@@ -430,20 +435,17 @@ TEST_CASE("shapes and operands that cannot be taken are refused with the reason"
     return launch_gemm_tiles_wgmma(WeightType::q4_0, {&part, 1}, x.data(), 1, 64, plan, workspace, stream)
         .message();
   };
-  CHECK(wgmma({96, 16, 1, 1, 0}, {}) == "gemm_tiles_wgmma: no blocks of 96 rows and 16 tokens");
-  CHECK(wgmma({256, 16, 2, 0, 1}, {}) ==
+  CHECK(wgmma({96, 16, 1, 1, 1, 0}, {}) ==
+        "gemm_tiles_wgmma: no blocks of 96 rows and 16 tokens, 1 to a cluster, for q4_0");
+  CHECK(wgmma({256, 16, 1, 2, 0, 1}, {}) ==
         "gemm_tiles_wgmma: tiles that are cut need a workspace, at a multiple of 16 bytes, and flags");
-  GemmTilesGate gate{w.data(), w.data(), out.data(), reinterpret_cast<__half*>(x.data())};
-  CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 2, 64}, {256, 16, 1, 1, 0}, {},
-                                       stream)
+  const GemmTilesGate gate{w.data(), w.data(), out.data(), reinterpret_cast<__half*>(x.data())};
+  CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 2, 64}, {256, 16, 1, 1, 1, 0},
+                                       {}, stream)
             .message() ==
         "gemm_tiles_wgmma: od must be a multiple of 16 for f16 output in the order of tiles, not 2");
-  gate.halves = nullptr;
-  CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 2, 64}, {128, 128, 1, 1, 0}, {},
-                                       stream)
-            .message() == "gemm_tiles_wgmma: a gate needs blocks of 256 rows, not 128");
   if (!has_wgmma()) {
-    CHECK(wgmma({256, 16, 1, 1, 0}, {}) ==
+    CHECK(wgmma({256, 16, 1, 1, 1, 0}, {}) ==
           "gemm_tiles_wgmma: there is no emulated wgmma; it needs a GPU of compute capability 9.0");
   }
 
