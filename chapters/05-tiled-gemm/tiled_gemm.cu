@@ -8,8 +8,16 @@
 #include "harness/experiment/main.hpp"
 #include "harness/experiment/workspace.hpp"
 #include "kernels/gemm/gemm_f16_mma.cuh"
+#include "kernels/gemm/gemm_f16_mma_tma.cuh"
+#include "kernels/gemm/gemm_f16_wgmma.cuh"
+#if !defined(__CUDACC__)
+#include "kernels/cpu/gemm_f32.hpp"
+#endif
 #if defined(LADDER_WITH_CUBLAS)
+#include <memory>
+
 #include "harness/compare/cublas_gemm.hpp"
+#include "kernels/gemm/gemm_tiles_wgmma.cuh"
 #endif
 
 namespace ladder {
@@ -20,7 +28,8 @@ inline constexpr const char* kNt =
     "chapters/05-tiled-gemm/gemm_f16_nt.cuh#gemm_f16_nt,chapters/05-tiled-gemm/gemm_f16_nt.cuh#nt_tile,"
     "chapters/05-tiled-gemm/gemm_f16_nt.cuh#gemm_f16_nt_multiply";
 inline constexpr const char* kMma =
-    "kernels/gemm/gemm_f16_mma.cuh#gemm_f16_mma,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_tile";
+    "kernels/gemm/gemm_f16_mma.cuh#gemm_f16_mma,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_tile,"
+    "kernels/gemm/gemm_f16_mma.cuh#gemm_mma_units,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_warp";
 
 /// A rung of the chapter: f16 operands unless said otherwise.
 inline Rung make(const std::string& id, const char* title, std::string source) {
@@ -113,6 +122,105 @@ inline Rung product(const std::string& id, const char* title, bool split) {
   return r;
 }
 
+/// The same with Hopper's copy engine, k divided where tiles are few.
+inline Rung product_tma() {
+  Rung r = make(
+      "gemm_f16_mma_tma", "mma.sync, fed by Hopper's copy engine",
+      "kernels/gemm/gemm_f16_mma_tma.cuh#gemm_f16_mma_tma,kernels/gemm/gemm_f16_mma_tma.cuh#"
+      "gemm_mma_tma_plan,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_tile,kernels/gemm/gemm_f16_mma.cuh#"
+      "gemm_mma_units,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_warp,kernels/gemm/split_k.cuh#split_k_reduce");
+  r.math = MathUnit::mma_f16;
+  r.supported = gemm_f16_mma_tma_supported;
+  r.roundings = [](Shape s, Executor) { return mma_roundings(s.id, kMostKSplit); };
+  r.device = [workspace = Workspace()](const __half* weights, const __half* acts, float* out, Shape s,
+                                       Stream& stream) mutable {
+    if (Status ok = gemm_f16_mma_supported(s); !ok.ok()) return ok;
+    float* const partials = workspace.floats(gemm_f16_mma_tma_workspace_bytes(s, multiprocessor_count()));
+    return launch_gemm_f16_mma_tma(weights, acts, out, s, {}, partials, stream);
+  };
+  return r;
+}
+
+/// Hopper's own tensor-core instruction. Elsewhere, and on the emulator, its rungs say that they need it.
+inline Rung wgmma() {
+  const std::string file = "kernels/gemm/gemm_f16_wgmma.cuh#gemm_f16_wgmma";
+  Rung r = make("gemm_f16_wgmma", "TMA, clusters and wgmma",
+                file + "," + file + "_multiply," + file + "_store," + file + "_parts," + file + "_plan");
+  r.math = MathUnit::wgmma_f16;
+  r.supported = gemm_f16_wgmma_supported;
+  r.roundings = [](Shape s, Executor) { return mma_roundings(s.id, 4); };
+  r.device = [](const __half* weights, const __half* acts, float* out, Shape s, Stream& stream) {
+    return launch_gemm_f16_wgmma(acts, weights, out, {}, s, stream);
+  };
+  return r;
+}
+
+#if defined(LADDER_WITH_CUBLAS)
+/// Packed weights in tiles as operands of wgmma, decoded in registers. They take minutes to compile, so only the program
+/// that compares has them, and of four types; kernels/gemm/test_gemm_tiles.cpp checks all.
+template <class Format>
+Rung packed() {
+  constexpr WeightType kType = Format::Block::kType;
+  Rung r = make(
+      std::string(info(kType).name) + "_f16_wgmma", "packed weights, TMA and wgmma",
+      std::string("kernels/gemm/gemm_tiles_wgmma.cuh#gemm_tiles_wgmma,kernels/gemm/gemm_tiles_formats.cuh"
+                  "#half_fragments,kernels/mmvq/mmvq_tiles_formats.cuh#tile_") +
+          info(kType).name);
+  r.weight_type = kType;
+  r.acts = ActivationFormat::f16_tiles;
+  r.layout = &tiles::kLayout;
+  r.operand_rounding = tiles::half_rounding(kType);
+  r.math = MathUnit::wgmma_f16;
+  r.roundings = [](Shape s, Executor) { return gemm_tiles_roundings(s.id); };
+  r.supported = [](Shape s, const DeviceInfo& d) { return gemm_tiles_wgmma_supported(kType, s, d); };
+  // Sums that blocks leave for others, and flags, which are zero between launches.
+  struct Sums {
+    Buffer<float> partial;
+    Buffer<unsigned> flags;
+    explicit Sums(int sms)
+        : partial(gemm_tiles_most_partial_bytes(sms) / sizeof(float), "workspace"),
+          flags(static_cast<std::size_t>(sms), "flags") {
+      partial.fill_bytes(0xFF);
+      flags.fill_bytes(0);
+    }
+  };
+  r.device = [sums = std::shared_ptr<Sums>()](WeightsPointer weights, ActsPointer acts, float* out, Shape s,
+                                              Stream& stream) mutable -> Status {
+    const int sms = multiprocessor_count();
+    if (!sums) sums = std::make_shared<Sums>(sms);
+    const GemmTilesPart part{weights, out, static_cast<int>(s.od)};
+    tiles::GemmTilesArgs args{};
+    if (Status ok = tiles::gather_parts(kType, {&part, 1}, acts, s.nt, s.id, args.parts); !ok.ok()) return ok;
+    args.nt = static_cast<int>(s.nt);
+    args.steps = static_cast<int>(tiles::steps<typename Format::Block>(s.id));
+    return tiles::launch_gemm_tiles<Format, false>(args, acts, static_cast<int>(s.id),
+                                                   gemm_tiles_plan(kType, s, sms),
+                                                   {sums->partial.data(), sums->flags.data()}, stream, false);
+  };
+  return r;
+}
+#endif
+
+/// The CPU twin of a rung whose operands are f16 (or its activations f32).
+inline Rung with_cpu_twin(Rung r) {
+#if !defined(__CUDACC__)
+  if (r.acts == ActivationFormat::f16) {
+    r.cpu = [](const std::uint16_t* w, const std::uint16_t* a, float* out, Shape s, cpu::ThreadPool& pool) {
+      cpu::gemm_f16(w, a, out, s, pool);
+    };
+  } else {
+    r.cpu = [](const std::uint16_t* w, const float* a, float* out, Shape s, cpu::ThreadPool& pool) {
+      cpu::gemm_f16_af32(w, a, out, s, pool);
+    };
+  }
+  r.cpu_source = cpu::gemm_source();
+  r.roundings = [device = std::move(r.roundings)](Shape s, Executor e) {
+    return e == Executor::cpu ? cpu::gemm_roundings(s.id) : device(s, e);
+  };
+#endif
+  return r;
+}
+
 }  // namespace gemm_rungs
 
 /// The rungs of this chapter, in the order of the text.
@@ -129,8 +237,9 @@ inline Chapter chapter_05() {
   add(step("gemm_register", "tiles in registers", gemm_register_supported, launch_gemm_register));
 
   add(nt<NtTile<128, 32, 32, 1>>("gemm_f16_nt_b1", "tensor cores, one buffer"));
-  add(nt<NtTile<128, 32, 32>>("gemm_f16_nt", "tensor cores, copies one step ahead"));
-  add(nt<NtTile<128, 32, 32, 2, float>>("gemm_f16_nt_af32", "activations rounded to f16 on the way"));
+  add(with_cpu_twin(nt<NtTile<128, 32, 32>>("gemm_f16_nt", "tensor cores, copies one step ahead")));
+  add(with_cpu_twin(
+      nt<NtTile<128, 32, 32, 2, float>>("gemm_f16_nt_af32", "activations rounded to f16 on the way")));
   // What would make it slow: tiles, strides, the order of blocks.
   add(nt<NtTile<64, 32, 32>>("gemm_f16_nt_tm64", "64 outputs a block"));
   add(nt<NtTile<128, 64, 64>>("gemm_f16_nt_k64", "64 of k a step: rows 128 bytes apart"));
@@ -152,7 +261,14 @@ inline Chapter chapter_05() {
   add(product("gemm_f16_mma", "the tile that fits the shape", false));
   add(product("gemm_f16_mma_splitk", "k divided where tiles are few", true));
 
+  add(product_tma());
+  add(wgmma());
+
 #if defined(LADDER_WITH_CUBLAS)
+  add(packed<tiles::TileQ8_0>());
+  add(packed<tiles::TileQ4_0>());
+  add(packed<tiles::TileQ6_K>());
+  add(packed<tiles::TileQ4_K>());
   Rung peer = make("cublas_hgemm", "cuBLAS, for comparison only", "harness/compare/cublas_gemm.hpp");
   peer.math = MathUnit::wgmma_f16;
   peer.supported = any_shape;

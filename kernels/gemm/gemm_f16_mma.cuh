@@ -61,7 +61,9 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 }
 // ANCHOR_END: gemm_mma_tile
 
-/// How the units of a launch are numbered: tiles of one part of k first, in bands of `band` token tiles.
+// ANCHOR: gemm_mma_units
+/// How the units of a launch are numbered: tiles of one part of k first, in bands of `band` token tiles. Units that run at
+/// the same time should read the same rows: a band of tokens goes through all outputs before the next band comes.
 struct MmaUnits {
   int token_tiles, output_tiles, ksplit;
   int steps;  ///< steps of KS in a part of k; the last part may have fewer
@@ -69,43 +71,131 @@ struct MmaUnits {
   __host__ __device__ int count() const { return token_tiles * output_tiles * ksplit; }
 };
 
+/// A tile, and its steps of k.
+struct MmaUnit {
+  int token, output, z, step, end;
+};
+
+template <class T>
+__device__ __forceinline__ MmaUnit mma_unit(const MmaUnits& units, int u, int all_steps) {
+  const int tiles = units.token_tiles * units.output_tiles, z = u / tiles, tile = u % tiles;
+  const int per_band = units.band * units.output_tiles, first = tile / per_band * units.band;
+  const int in_band = min(units.band, units.token_tiles - first), at = tile % per_band;
+  MmaUnit unit;
+  unit.token = (first + at % in_band) * T::TN;
+  unit.output = at / in_band * T::TM;
+  unit.z = z;
+  unit.step = z * units.steps;
+  unit.end = min(unit.step + units.steps, all_steps);
+  return unit;
+}
+// ANCHOR_END: gemm_mma_units
+
+// ANCHOR: gemm_mma_warp
+/// What a warp does: WN x WM sums, and fragments of both operands, two sets of each: one in the tensor cores while the
+/// other is loaded. As ldmatrix's eight rows are neighbours, the swizzle is the same for all fragments of a lane, and the
+/// step of k only flips bits of the address.
+template <class T>
+struct MmaWarp {
+  static constexpr int MI = T::WN / 16, NI = T::WM / 8;
+  int token, output;  // of the warp in the tile
+  int a_at, b_at;     // of this lane's rows in a stage, bytes
+  std::uint32_t a[2][MI][4], b[2][NI / 2][4];
+  float sum[MI][NI][4];
+
+  __device__ __forceinline__ MmaWarp(int warp, int lane)
+      : token(warp % (T::TN / T::WN) * T::WN),
+        output(warp / (T::TN / T::WN) * T::WM),
+        a_at(swizzled<T>(token + lane % 16, lane / 16)),
+        b_at(T::ACTS_BYTES + swizzled<T>(output + lane / 16 * 8 + lane % 8, lane / 8 % 2)) {}
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+#pragma unroll
+      for (int ni = 0; ni < NI; ++ni) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[mi][ni][i] = 0.0f;
+      }
+    }
+  }
+  /// @param stage the stage in shared memory @param k16 which sixteen elements of k
+  __device__ __forceinline__ void load(int set, const unsigned char* stage, int k16) {
+#pragma unroll
+    for (int i = 0; i < MI; ++i) ldmatrix<4>(a[set][i], stage + (a_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < NI / 2; ++i) {
+      ldmatrix<4>(b[set][i], stage + (b_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
+    }
+  }
+  __device__ __forceinline__ void multiply(int set) {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+#pragma unroll
+      for (int n = 0; n < NI; ++n) {
+        const int ni = mi % 2 == 0 ? n : NI - 1 - n;  // there and back: the last b stays for the next a
+        const std::uint32_t pair[2] = {b[set][ni / 2][ni % 2 * 2], b[set][ni / 2][ni % 2 * 2 + 1]};
+        mma_m16n8k16_f16(sum[mi][ni], a[set][mi], pair);
+      }
+    }
+  }
+  /// Sums leave in pairs. Everything that is added is loaded before anything is stored, as `residual` may be `out`.
+  __device__ __forceinline__ void store(const MmaUnit& unit, int lane, const GemmEpilogue& epilogue,
+                                        float* out, int nt, int od) {
+    float* const to = out + static_cast<long long>(unit.z) * nt * od;
+    const bool pairs = od % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
+    const bool adds =
+        epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr;
+    const int token0 = unit.token + token + lane / 4, output0 = unit.output + output + 2 * (lane % 4);
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+      if (adds) {
+#pragma unroll
+        for (int ni = 0; ni < NI; ++ni) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int t = token0 + mi * 16 + i / 2 * 8, r = output0 + ni * 8 + i % 2;
+            if (t < nt && r < od) sum[mi][ni][i] = apply_epilogue(epilogue, sum[mi][ni][i], t, r, od);
+          }
+        }
+      }
+#pragma unroll
+      for (int ni = 0; ni < NI; ++ni) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int t = token0 + mi * 16 + half * 8, r = output0 + ni * 8;
+          if (t >= nt || r >= od) continue;
+          float* const p = to + static_cast<long long>(t) * od + r;
+          if (pairs) {
+            *reinterpret_cast<float2*>(p) = make_float2(sum[mi][ni][2 * half], sum[mi][ni][2 * half + 1]);
+          } else {
+            p[0] = sum[mi][ni][2 * half];
+            if (r + 1 < od) p[1] = sum[mi][ni][2 * half + 1];
+          }
+        }
+      }
+    }
+  }
+};
+// ANCHOR_END: gemm_mma_warp
+
 // ANCHOR: gemm_f16_mma
 template <class T>
 __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
     gemm_f16_mma(const __half* weights, const __half* acts, float* out, GemmEpilogue epilogue, int nt, int od,
                  int id, MmaUnits units) {
-  constexpr int MI = T::WN / 16, NI = T::WM / 8, K16 = T::K16, STAGES = T::STAGES;
+  constexpr int K16 = T::K16, STAGES = T::STAGES;
   unsigned char* const shared = dynamic_shared<unsigned char>();  // [STAGES][TN + TM][KS] halves, swizzled
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int all_steps = (id + T::KS - 1) / T::KS;
-
-  // 1. A unit's tile and its steps of k. Units that run at the same time should read the same rows: a band of tokens
-  //    goes through all outputs before the next band comes.
-  struct Unit {
-    int token, output, z, step, end;
-  };
-  const auto unit_at = [&](int u) {
-    const int tiles = units.token_tiles * units.output_tiles, z = u / tiles, tile = u % tiles;
-    const int per_band = units.band * units.output_tiles, first = tile / per_band * units.band;
-    const int in_band = min(units.band, units.token_tiles - first);
-    const int at = tile % per_band;
-    Unit unit;
-    unit.token = (first + at % in_band) * T::TN;
-    unit.output = at / in_band * T::TM;
-    unit.z = z;
-    unit.step = z * units.steps;
-    unit.end = min(unit.step + units.steps, all_steps);
-    return unit;
-  };
   const int stride = static_cast<int>(gridDim.x), count = units.count();
 
-  // 2. Copies run STAGES - 1 steps ahead of the products, from one unit into the next. A thread copies one chunk of
+  // 1. Copies run STAGES - 1 steps ahead of the products, from one unit into the next. A thread copies one chunk of
   //    every COPY_ROWS-th row; chunks outside the matrices become zeros.
   const int copy_row = thread / T::CHUNKS, copy_chunk = thread % T::CHUNKS;
-  const int copy_at =
-      swizzled<T>(copy_row, copy_chunk);  // of the next rows: a multiple of COPY_ROWS rows further
+  const int copy_at = swizzled<T>(copy_row, copy_chunk);  // and COPY_ROWS, a multiple of 8, rows further
   int copy_unit = static_cast<int>(blockIdx.x), copy_stage = 0;
-  Unit copy = unit_at(min(copy_unit, count - 1));
+  MmaUnit copy = mma_unit<T>(units, min(copy_unit, count - 1), all_steps);
   const auto copy_rows = [&](int part, int parts, int tile_rows, int rows, int first_row, const __half* from,
                              int offset) {
     const int k = copy.step * T::KS + copy_chunk * 8, passes = tile_rows / T::COPY_ROWS;
@@ -130,7 +220,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
   const auto copy_next_step = [&] {
     if (++copy.step == copy.end) {
       copy_unit += stride;
-      copy = unit_at(min(copy_unit, count - 1));
+      copy = mma_unit<T>(units, min(copy_unit, count - 1), all_steps);
     }
   };
   allow_next_kernel();
@@ -141,92 +231,35 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
     copy_next_step();
   }
 
-  // 3. Fragments: two sets, one in the tensor cores while the other is loaded. As ldmatrix's eight rows are neighbours,
-  //    the swizzle is the same for all fragments of a lane, and the step of k only flips bits of the address.
-  const int warp_token = warp % (T::TN / T::WN) * T::WN, warp_output = warp / (T::TN / T::WN) * T::WM;
-  const int a_at = swizzled<T>(warp_token + lane % 16, lane / 16);
-  const int b_at = T::ACTS_BYTES + swizzled<T>(warp_output + lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  std::uint32_t a[2][MI][4], b[2][NI / 2][4];
-  const auto load_fragments = [&](std::uint32_t(&fa)[MI][4], std::uint32_t(&fb)[NI / 2][4], int stage,
-                                  int k16) {
-    const unsigned char* const from = shared + stage * T::STAGE_BYTES;
-#pragma unroll
-    for (int i = 0; i < MI; ++i) ldmatrix<4>(fa[i], from + (a_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
-#pragma unroll
-    for (int i = 0; i < NI / 2; ++i) ldmatrix<4>(fb[i], from + (b_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
-  };
+  MmaWarp<T> warp(thread / 32, lane);
   cp_async_wait_group<STAGES - 2>();
   __syncthreads();  // the first stage of every thread is there
-  load_fragments(a[0], b[0], 0, 0);
-
+  warp.load(0, shared, 0);
   int stage = 0;
   for (int u = static_cast<int>(blockIdx.x); u < count; u += stride) {
-    const Unit unit = unit_at(u);
-    float sum[MI][NI][4] = {};
-    // 4. The products of a tile.
+    const MmaUnit unit = mma_unit<T>(units, u, all_steps);
+    warp.clear();
+    // 2. The products of a tile.
     for (int step = unit.step; step < unit.end; ++step) {
 #pragma unroll
       for (int k16 = 0; k16 < K16; ++k16) {
         if (k16 + 1 < K16) {
-          load_fragments(a[(k16 + 1) % 2], b[(k16 + 1) % 2], stage, k16 + 1);
+          warp.load((k16 + 1) % 2, shared + stage * T::STAGE_BYTES, k16 + 1);
           copy_part(k16, K16 - 1);  // into the stage of the step before this one, which all warps have read
         } else {
           cp_async_wait_group<STAGES - 2>();
           __syncthreads();  // the next stage is there; nobody reads this one any more
+          const bool more = step + 1 < unit.end || u + stride < count;
           const int next = stage + 1 == STAGES ? 0 : stage + 1;
-          stage = step + 1 < unit.end || u + stride < count ? next
-                                                            : stage;  // after the last step: this one again
-          load_fragments(a[0], b[0], stage, 0);
+          stage = more ? next : stage;  // after the last step this one again, which nobody uses
+          warp.load(0, shared + stage * T::STAGE_BYTES, 0);
         }
-#pragma unroll
-        for (int mi = 0; mi < MI; ++mi) {
-#pragma unroll
-          for (int n = 0; n < NI; ++n) {
-            const int ni = mi % 2 == 0 ? n : NI - 1 - n;  // there and back: the last b stays for the next a
-            const std::uint32_t pair[2] = {b[k16 % 2][ni / 2][ni % 2 * 2],
-                                           b[k16 % 2][ni / 2][ni % 2 * 2 + 1]};
-            mma_m16n8k16_f16(sum[mi][ni], a[k16 % 2][mi], pair);
-          }
-        }
+        warp.multiply(k16 % 2);
       }
       copy_next_step();
     }
-    // 5. Sums leave in pairs, while the copies of the next tile are on their way. Everything that is added is loaded
-    //    before anything is stored, as `residual` may be `out`.
-    float* const to = out + static_cast<long long>(unit.z) * nt * od;
-    const bool pairs = od % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
-    const int token0 = unit.token + warp_token + lane / 4,
-              output0 = unit.output + warp_output + 2 * (lane % 4);
-#pragma unroll
-    for (int mi = 0; mi < MI; ++mi) {
-      if (epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr) {
-#pragma unroll
-        for (int ni = 0; ni < NI; ++ni) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int token = token0 + mi * 16 + i / 2 * 8, output = output0 + ni * 8 + i % 2;
-            if (token < nt && output < od) {
-              sum[mi][ni][i] = apply_epilogue(epilogue, sum[mi][ni][i], token, output, od);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int ni = 0; ni < NI; ++ni) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int token = token0 + mi * 16 + half * 8, output = output0 + ni * 8;
-          if (token >= nt || output >= od) continue;
-          float* const p = to + static_cast<long long>(token) * od + output;
-          if (pairs) {
-            *reinterpret_cast<float2*>(p) = make_float2(sum[mi][ni][2 * half], sum[mi][ni][2 * half + 1]);
-          } else {
-            p[0] = sum[mi][ni][2 * half];
-            if (output + 1 < od) p[1] = sum[mi][ni][2 * half + 1];
-          }
-        }
-      }
-    }
+    // 3. The copies of the next tile are on their way meanwhile.
+    warp.store(unit, lane, epilogue, out, nt, od);
   }
 }
 // ANCHOR_END: gemm_f16_mma
@@ -252,6 +285,21 @@ inline Status check_gemm_pointers(const void* weights, const void* acts) {
   return Status::error("weights and activations must begin at a multiple of 16 bytes");
 }
 
+/// The units of a launch. @param ksplit parts of k that are wanted; fewer are made where a part would have no step
+template <class T>
+Status divide_mma(MmaUnits& units, Shape s, int ksplit, int band) {
+  const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
+  units.token_tiles = static_cast<int>((s.nt + T::TN - 1) / T::TN);
+  units.output_tiles = static_cast<int>((s.od + T::TM - 1) / T::TM);
+  units.steps = (steps + ksplit - 1) / ksplit;
+  units.ksplit = (steps + units.steps - 1) / units.steps;
+  units.band = band;
+  const long long count = static_cast<long long>(units.token_tiles) * units.output_tiles * units.ksplit;
+  if (count > std::numeric_limits<int>::max() / 2)
+    return Status::error("nt * od is too large for one launch");
+  return {};
+}
+
 }  // namespace detail
 
 /// gemm_f16_mma with a tile of the caller's choice.
@@ -267,18 +315,9 @@ Status launch_gemm_f16_mma_tile(const __half* weights, const __half* acts, float
   if (ksplit < 1 || (ksplit > 1 && workspace == nullptr)) {
     return Status::error("ksplit must be at least 1, and more than 1 needs a workspace");
   }
-  const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
   MmaUnits units;
-  units.token_tiles = static_cast<int>((s.nt + T::TN - 1) / T::TN);
-  units.output_tiles = static_cast<int>((s.od + T::TM - 1) / T::TM);
-  units.steps = (steps + ksplit - 1) / ksplit;
-  units.ksplit = (steps + units.steps - 1) / units.steps;
-  units.band = band;
-  const long long count = static_cast<long long>(units.token_tiles) * units.output_tiles * units.ksplit;
-  if (count > std::numeric_limits<int>::max() / 2)
-    return Status::error("nt * od is too large for one launch");
-  const long long blocks =
-      std::min<long long>(count, static_cast<long long>(multiprocessor_count()) * T::RESIDENT);
+  if (Status ok = detail::divide_mma<T>(units, s, ksplit, band); !ok.ok()) return ok;
+  const int blocks = std::min(units.count(), multiprocessor_count() * T::RESIDENT);
   const bool split = units.ksplit > 1;
   LaunchOptions options;
   options.programmatic = programmatic;
@@ -305,29 +344,31 @@ struct MmaPlan {
 
 namespace detail {
 
-/// What a tile costs: clocks of a multiprocessor for a step of k while it is full of blocks, and for a block alone.
+/// What a tile costs: clocks of a multiprocessor for a step of k while it is full of blocks, and for a block alone; fitted
+/// to measurements on an H200.
 struct MmaTileCost {
   double full, alone;
 };
-inline constexpr MmaTileCost kMmaTileCosts[] = {{1800, 1800}, {950, 1000}, {520, 600}, {300, 420}};
+inline constexpr MmaTileCost kMmaTileCosts[] = {{2100, 2100}, {1080, 1350}, {560, 780}, {330, 560}};
 
+/// Keeps the better of `best`, which takes `least` clocks, and a plan with tile T.
 template <class T>
-void consider(MmaPlan& best, double& least, int tile, Shape s, int sms, int most_parts) {
+void consider(MmaPlan& best, double& least, int tile, MmaTileCost cost, Shape s, int sms, int most_parts) {
   const long long tiles = (s.nt + T::TN - 1) / T::TN * ((s.od + T::TM - 1) / T::TM);
   const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
-  for (int parts = 1; parts <= most_parts && parts * 4 <= std::max(steps, 4); ++parts) {
+  for (int parts = 1; parts <= most_parts && (parts == 1 || parts * 4 <= steps); ++parts) {
     const int per = (steps + parts - 1) / parts;
     if ((steps + per - 1) / per != parts) continue;  // a part without a step
     // Blocks of the busiest multiprocessor, and how long it has them.
     const long long blocks = (tiles * parts + sms - 1) / sms,
                     rounds = (blocks + T::RESIDENT - 1) / T::RESIDENT;
-    const MmaTileCost& c = kMmaTileCosts[tile];
     double clocks =
-        per * std::max(static_cast<double>(blocks) * c.full, static_cast<double>(rounds) * c.alone);
+        per * std::max(static_cast<double>(blocks) * cost.full, static_cast<double>(rounds) * cost.alone);
     clocks += static_cast<double>(rounds) * 2500;  // the first stages and the last sums
     // Another kernel, and the partial sums there and back at 16 bytes a clock and multiprocessor.
-    if (parts > 1)
+    if (parts > 1) {
       clocks += 3500 + 8.0 * parts * static_cast<double>(s.nt) * static_cast<double>(s.od) / (16.0 * sms);
+    }
     if (least == 0 || clocks < least) {
       least = clocks;
       best = {tile, parts};
@@ -342,10 +383,14 @@ void consider(MmaPlan& best, double& least, int tile, Shape s, int sms, int most
 inline MmaPlan gemm_f16_mma_plan(Shape s, int sms, int most_parts = kMostKSplit) {
   MmaPlan best{0, 1};
   double least = 0;
-  detail::consider<std::tuple_element_t<0, MmaTiles>>(best, least, 0, s, sms, most_parts);
-  detail::consider<std::tuple_element_t<1, MmaTiles>>(best, least, 1, s, sms, most_parts);
-  detail::consider<std::tuple_element_t<2, MmaTiles>>(best, least, 2, s, sms, most_parts);
-  detail::consider<std::tuple_element_t<3, MmaTiles>>(best, least, 3, s, sms, most_parts);
+  detail::consider<std::tuple_element_t<0, MmaTiles>>(best, least, 0, detail::kMmaTileCosts[0], s, sms,
+                                                      most_parts);
+  detail::consider<std::tuple_element_t<1, MmaTiles>>(best, least, 1, detail::kMmaTileCosts[1], s, sms,
+                                                      most_parts);
+  detail::consider<std::tuple_element_t<2, MmaTiles>>(best, least, 2, detail::kMmaTileCosts[2], s, sms,
+                                                      most_parts);
+  detail::consider<std::tuple_element_t<3, MmaTiles>>(best, least, 3, detail::kMmaTileCosts[3], s, sms,
+                                                      most_parts);
   return best;
 }
 
