@@ -23,22 +23,22 @@ constexpr long long kStripsOfThread = 4;  // of a matrix, at least: so the threa
 }  // namespace
 
 void Int8Gemm::Kept::Free::operator()(unsigned char* p) const {
-  ::operator delete[](p, std::align_val_t{kHugePage});
+  ::operator delete[](p, std::align_val_t{alignment});
 }
 
 unsigned char* Int8Gemm::Kept::grown(std::size_t wanted) {
-  if (wanted > bytes) {
-    memory.reset();
-    bytes = 0;
-    const bool large = wanted >= kHugePage;
-    if (large) wanted = (wanted + kHugePage - 1) / kHugePage * kHugePage;
-    memory.reset(static_cast<unsigned char*>(::operator new[](wanted, std::align_val_t{kHugePage})));
-    bytes = wanted;
+  if (wanted <= bytes) return memory.get();
+  memory.reset();
+  bytes = 0;
+  const std::size_t alignment = wanted < kHugePage ? kAlign : kHugePage;
+  wanted = (wanted + alignment - 1) / alignment * alignment;
+  memory = {static_cast<unsigned char*>(::operator new[](wanted, std::align_val_t{alignment})),
+            Free{alignment}};
+  bytes = wanted;
 #if defined(MADV_HUGEPAGE)
-    // A hint: panels are read in strides of several kilobytes, each of which would be a page of its own.
-    if (large) (void)::madvise(memory.get(), wanted, MADV_HUGEPAGE);
+  // A hint: panels are read in strides of several kilobytes, each of which would be a page of its own.
+  if (alignment == kHugePage) (void)::madvise(memory.get(), wanted, MADV_HUGEPAGE);
 #endif
-  }
   return memory.get();
 }
 

@@ -44,12 +44,13 @@ class Int8Gemm {
  private:
   template <class Make>
   void fill(long long nt, long long id, long long worth_forking, ThreadPool& pool, Make&& make);
-  /// Bytes at a multiple of 64.
+  /// Bytes at a multiple of 64, or of a huge page if they fill one.
   struct Kept {
     struct Free {
+      std::size_t alignment;
       void operator()(unsigned char* p) const;
     };
-    std::unique_ptr<unsigned char[], Free> memory;
+    std::unique_ptr<unsigned char[], Free> memory{nullptr, Free{1}};
     std::size_t bytes = 0;
     unsigned char* grown(std::size_t wanted);
   };

@@ -65,7 +65,7 @@ struct QuantKernels {
   int code_additions, offset_additions, tree_additions;
   const QuantKernel*
       int8;  // [kWeightTypes.size()], by WeightType; nullptr for the types that are not quantized
-  const QuantKernel* f32;      // [kWeightTypes.size()], by WeightType
+  const QuantKernel* f32;  // [kWeightTypes.size()], by WeightType
   const GemmInt8Kernels& gemm;
 };
 
