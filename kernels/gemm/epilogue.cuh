@@ -15,6 +15,7 @@ struct GemmEpilogue {
   bool operator==(const GemmEpilogue&) const = default;
 };
 
+// ANCHOR: apply_epilogue
 /// One output. @param token 0..nt-1 @param row 0..od-1
 __device__ __forceinline__ float apply_epilogue(const GemmEpilogue& e, float sum, long long token,
                                                 long long row, long long od) {
@@ -23,5 +24,6 @@ __device__ __forceinline__ float apply_epilogue(const GemmEpilogue& e, float sum
   if (e.residual != nullptr) sum += e.residual[token * od + row];
   return sum;
 }
+// ANCHOR_END: apply_epilogue
 
 }  // namespace ladder
