@@ -25,9 +25,11 @@ Bandwidth parse_bandwidth(const std::string& text) {
   return {text.substr(0, equals), gbps};
 }
 
-/// The GPU that kernels are chosen for: the named one, or the one of this machine, or of the emulator.
-DeviceInfo device_of(const std::string& slug) {
+/// The GPU that kernels are chosen for: the named one, or the one of this machine, or of the emulator; without any of
+/// them the first that is known.
+DeviceInfo device_of(std::string slug) {
   if (slug.empty() && device_present()) return build_device();
+  if (slug.empty()) slug = known_devices()[0].slug;
   std::string known;
   for (const KnownDevice& d : known_devices()) {
     if (slug == d.slug) {

@@ -1,10 +1,10 @@
-// The engine on the device of the build: the GPU under nvcc, the emulator under the host compiler. Weights stay packed:
-// those with blocks are put into tiles while they load, and multiplied with int8 activations; the others, and all with
-// EngineOptions::exact, stay as the file has them and are multiplied with f32 activations. Launches follow each other on
-// one stream, each free to begin while the one before it ends; those of a single token are recorded once and replayed.
+// The engine on the device of the build: the GPU under nvcc, the emulator under the host compiler. Weights stay packed,
+// in the forms that the kernels chosen for them take (device_matmul.cuh): tiles for most. Launches follow each other on
+// one stream, each free to begin while the one before it ends; those of a single token, and of the last few numbers of rows,
+// are recorded once and replayed.
 //
 // BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=... -c chapters/09-qwen/engine_device.cu, linked with the other
-//        sources of this folder, which the host compiler compiles
+//        sources of this folder, of which nvcc compiles matmul_*.cu too
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -20,18 +20,18 @@
 #include <vector>
 
 #include "chapters/09-qwen/bench.hpp"
+#include "chapters/09-qwen/device_matmul.cuh"
 #include "chapters/09-qwen/engine.hpp"
+#include "chapters/09-qwen/launches.cuh"
 #include "harness/device/device.hpp"
 #include "harness/experiment/fill.hpp"
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_f32.cuh"
-#include "kernels/elementwise/add_bias.cuh"
-#include "kernels/elementwise/add_residual.cuh"
+#include "kernels/attention/attention_prefill.cuh"
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/elementwise/rope_store.cuh"
 #include "kernels/elementwise/set_step.cuh"
 #include "kernels/elementwise/swiglu.cuh"
-#include "kernels/gemv/quant_f32_matmul.cuh"
 #include "kernels/mmvq/mmvq_tiles.cuh"
 #include "kernels/mmvq/tile_acts.cuh"
 #include "kernels/mmvq/tiles.cuh"
@@ -41,12 +41,10 @@
 namespace ladder::qwen {
 namespace {
 
-constexpr bool kOverlap =
-    true;  ///< launches may begin before the one before has ended: every kernel here waits
-/// Weights that a launch asks for on behalf of the next one: what the memory delivers while one ends and the other begins.
-constexpr std::size_t kAhead = 8U << 20;
 constexpr int kMostLogitsRows =
     tile_acts::kMostTokens;  ///< logits that are on the device at once: a row is 608 KB
+constexpr std::size_t kMostRecorded =
+    4;  ///< recordings of passes of many rows, the last used of each number of rows
 
 std::size_t product(std::int64_t a, std::int64_t b) {
   return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
@@ -66,28 +64,35 @@ std::vector<const gguf::Tensor*> used_tensors(const Model& model) {
   return all;
 }
 
-/// Which kernels multiply, for people.
-std::string kernels_of(const Model& model, bool exact) {
-  std::set<WeightType> types = {model.output->type};
-  for (const Layer& l : model.layers) {
-    for (const gguf::Tensor* t :
-         {l.attn_q, l.attn_k, l.attn_v, l.attn_output, l.ffn_gate, l.ffn_up, l.ffn_down}) {
-      types.insert(t->type);
+/// Which kernels multiply, for people: those of single tokens, then those of whole batches where they are others.
+std::string kernels_of(const Model& model, const DeviceMatmul& matmul, int batch) {
+  const auto at = [&](int nt) {
+    std::map<std::string, std::set<WeightType>> types;  // of a kernel
+    const auto add = [&](const gguf::Tensor* t, int rows) {
+      const dispatch::Kernel k = matmul.kernel(t, rows);
+      const std::string name = k == dispatch::Kernel::f32_matmul
+                                   ? dispatch::kernel_name(k, t->type, t->row_length())
+                                   : dispatch::info(k).id;
+      types[name].insert(t->type);
+    };
+    for (const Layer& l : model.layers) {
+      for (const gguf::Tensor* t :
+           {l.attn_q, l.attn_k, l.attn_v, l.attn_output, l.ffn_gate, l.ffn_up, l.ffn_down}) {
+        add(t, nt);
+      }
     }
-  }
-  std::string integers, floats;
-  for (const WeightType t : types) {
-    const bool tiled = tiles::has_tiles(t) && !exact;
-    std::string& names = tiled ? integers : floats;
-    names += names.empty() ? "" : ", ";
-    names += tiled                  ? info(t).name
-             : t == WeightType::f32 ? "gemv_vec"
-                                    : std::string(info(t).name) + "_f32_matmul";
-  }
-  std::string text;
-  if (!integers.empty()) text += integers + " x int8 (mmvq_tiles)";
-  if (!floats.empty()) text += (text.empty() ? "" : "; ") + floats;
-  return text;
+    add(model.output, 1);
+    std::string text;
+    for (const auto& [kernel, of] : types) {
+      std::string names;
+      for (const WeightType t : of) names += (names.empty() ? "" : ", ") + std::string(info(t).name);
+      const bool named = kernel.starts_with("gemv_") || kernel.ends_with("_f32_matmul");
+      text += (text.empty() ? "" : "; ") + (named ? kernel : kernel + " of " + names);
+    }
+    return text;
+  };
+  const std::string one = at(1), many = at(batch);
+  return one == many ? one : one + "; prompts: " + many;
 }
 
 /// @tparam KV element of the cache: __half or float
@@ -97,22 +102,28 @@ class DeviceEngine final : public Engine {
   DeviceEngine(const Model& model, const EngineOptions& asked)
       : model_(model),
         options_(completed(asked, model.hp)),
-        heads_{model.hp.head_count, model.hp.head_count_kv, model.hp.head_dim()} {
+        heads_{model.hp.head_count, model.hp.head_count_kv, model.hp.head_dim()},
+        launches_(options_.switches.trace, make_device_read_probe),
+        matmul_(model_, options_, logits_rows(), launches_) {
+    fused_one_ = fused_one();
     check_fits();
-    upload_weights();
+    matmul_.upload(used_tensors(model_), stream_);
+    matmul_.allocate();
     const Hyperparameters& hp = model_.hp;
     const std::int64_t rows = options_.batch, context = options_.context;
     step_ = Buffer<std::int32_t>(static_cast<std::size_t>(1 + rows), "position and token ids");
     x_ = floats(rows, hp.embedding_length, "residual stream");
-    normed_ = floats(rows, hp.embedding_length, "normalised rows");
+    normed_ = floats(1, hp.embedding_length, "a normalised row");
     q_ = floats(rows, heads_.q_length(), "queries");
     k_ = floats(rows, heads_.kv_length(), "new keys");
     v_ = floats(rows, heads_.kv_length(), "new values");
     mixed_ = floats(rows, heads_.q_length(), "attention output");
-    added_ = floats(rows, hp.embedding_length, "residual to add");
     gate_ = floats(rows, hp.feed_forward_length, "gate");
     up_ = floats(rows, hp.feed_forward_length, "up");
-    planes_ = Buffer<unsigned char>(tile_acts::bytes(rows, longest_row()), "int8 activations");
+    planes_ = Buffer<unsigned char>(tile_acts::bytes(1, longest_row()), "int8 activations of a token");
+    row_planes_ = Buffer<unsigned char>(tile_acts::bytes(1, hp.embedding_length), "residual stream as int8");
+    squares_ =
+        Buffer<float>(static_cast<std::size_t>(hp.embedding_length / kQ8ActsPerBlock + 1), "sums of squares");
     logits_ = floats(logits_rows(), hp.vocabulary, "logits");
     row_ = HostBuffer<float>(static_cast<std::size_t>(hp.vocabulary));
     if (one_launch_attends()) {
@@ -126,7 +137,7 @@ class DeviceEngine final : public Engine {
     upload_rotations();
     info_.executor = to_string(kDeviceExecutor);
     info_.device = device_info().name;
-    info_.kernels = kernels_of(model_, options_.exact);
+    info_.kernels = kernels_of(model_, matmul_, options_.batch);
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
@@ -147,13 +158,14 @@ class DeviceEngine final : public Engine {
         decode(every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
         continue;
       }
-      rows == 1 ? forward_one() : forward(rows);
+      pass(rows);
       if (wanted && every_row) {
         read_logits(0, rows, logits.subspan(static_cast<std::size_t>(done) * vocabulary));
       } else if (wanted) {
         read_logits(rows - 1, 1, logits);
       } else {
         stream_.synchronize();
+        launches_.write_trace();
       }
     }
     position_ += n;
@@ -167,19 +179,6 @@ class DeviceEngine final : public Engine {
   }
 
  private:
-  /// A weight matrix as it is kept: rows as in the file for float kernels and look-ups, or tiles for mmvq_tiles. A tied
-  /// embedding has both, one to look tokens up and one to multiply.
-  struct Weight {
-    Buffer<unsigned char> rows, tiles;
-  };
-  /// One of the matrices that are multiplied with the same rows.
-  struct Product {
-    const gguf::Tensor* weights;
-    float* out;                          // [nt][od]
-    const gguf::Tensor* bias = nullptr;  // added, or null
-    bool add = false;                    // to what is in `out`
-  };
-
   static Buffer<float> floats(std::int64_t rows, std::int64_t length, const char* name) {
     return Buffer<float>(product(rows, length), name);
   }
@@ -188,67 +187,50 @@ class DeviceEngine final : public Engine {
     return std::max({model_.hp.embedding_length, model_.hp.feed_forward_length, heads_.q_length()});
   }
 
-  /// Whether a matrix is multiplied as tiles: all types with blocks, unless activations are to stay f32.
+  /// Whether a matrix is multiplied as tiles for a single token.
   [[nodiscard]] bool tiled(const gguf::Tensor* t) const {
-    return !options_.exact && tiles::has_tiles(t->type);
+    return matmul_.kernel(t, 1) == dispatch::Kernel::mmvq_tiles;
   }
   /// Whether the kernel for one token takes these heads; others rotate, store and attend in two launches.
   [[nodiscard]] bool one_launch_attends() const { return attention_decode_supported<KV>(heads_).ok(); }
-  [[nodiscard]] bool keeps_rows(const gguf::Tensor* t) const { return !tiled(t) || t == model_.token_embd; }
-  [[nodiscard]] bool keeps_tiles(const gguf::Tensor* t) const {
-    return tiled(t) && (t != model_.token_embd || model_.tied);
+  /// Whether launches for one token are the fused ones: all matrices tiles, or multiplied with f32 activations.
+  [[nodiscard]] bool fused_one() const {
+    const auto other = [this](const gguf::Tensor* t) {
+      const dispatch::Kernel k = matmul_.kernel(t, 1);
+      return k != dispatch::Kernel::mmvq_tiles && k != dispatch::Kernel::f32_matmul;
+    };
+    for (const Layer& l : model_.layers) {
+      for (const gguf::Tensor* t :
+           {l.attn_q, l.attn_k, l.attn_v, l.attn_output, l.ffn_gate, l.ffn_up, l.ffn_down}) {
+        if (other(t)) return false;
+      }
+    }
+    return !other(model_.output);
   }
-  static Shape shape_of(const gguf::Tensor* t) { return {1, t->rows(), t->row_length()}; }
+  static Shape shape_of(const gguf::Tensor* t) { return DeviceMatmul::shape_of(t); }
 
   /// Throws DeviceError when weights, cache and work buffers are more than what is free.
   void check_fits() const {
     const Hyperparameters& hp = model_.hp;
     std::uint64_t weights = 0, loading = 0;
     for (const gguf::Tensor* t : used_tensors(model_)) {
-      if (keeps_rows(t)) weights += t->data.size();
-      if (keeps_tiles(t)) weights += tiles::bytes(t->type, shape_of(t));
-      if (!keeps_rows(t)) loading = std::max<std::uint64_t>(loading, t->data.size());
+      weights += matmul_.bytes(t);
+      loading = std::max(loading, matmul_.loading_bytes(t));
     }
     const std::uint64_t cache =
         2 * sizeof(KV) * product(hp.block_count, std::int64_t{options_.context} * heads_.kv_length());
-    const std::int64_t row = 3LL * hp.embedding_length + 2LL * heads_.q_length() + 2LL * heads_.kv_length() +
+    const std::int64_t row = hp.embedding_length + 2LL * heads_.q_length() + 2LL * heads_.kv_length() +
                              2LL * hp.feed_forward_length;
     const std::uint64_t work = 4 * (product(options_.batch, row) + product(logits_rows(), hp.vocabulary) +
                                     product(options_.context, heads_.head_dim)) +
-                               tile_acts::bytes(options_.batch, longest_row());
+                               tile_acts::bytes(1, longest_row()) + matmul_.work_bytes();
     const std::uint64_t needed = weights + loading + cache + work, available = device_free_bytes();
     if (needed <= available) return;
-    const bool twice = model_.tied && keeps_tiles(model_.token_embd);
+    const bool twice = model_.tied && matmul_.kept_twice(model_.token_embd);
     throw DeviceError("the model needs " + std::to_string(needed) + " bytes of device memory (weights " +
                       std::to_string(weights) + (twice ? " with the tied embedding in two forms" : "") +
                       ", loading them " + std::to_string(loading) + ", KV cache " + std::to_string(cache) +
                       ", work " + std::to_string(work) + "), and " + std::to_string(available) + " are free");
-  }
-
-  /// Rows go up as they are; tiles are made of them on the device, from a buffer that all matrices pass through.
-  void upload_weights() {
-    const std::vector<const gguf::Tensor*> tensors = used_tensors(model_);
-    std::uint64_t total = 0, done = 0;
-    std::size_t largest = 0;
-    for (const gguf::Tensor* t : tensors) {
-      total += t->data.size();
-      if (!keeps_rows(t)) largest = std::max(largest, t->data.size());
-    }
-    Buffer<unsigned char> passing(largest, "weights on their way");
-    for (const gguf::Tensor* t : tensors) {
-      Weight w;
-      if (keeps_rows(t)) w.rows = Buffer<unsigned char>(t->data.size(), "weights");
-      Buffer<unsigned char>& rows = keeps_rows(t) ? w.rows : passing;
-      rows.upload({reinterpret_cast<const unsigned char*>(t->data.data()), t->data.size()});
-      if (keeps_tiles(t)) {
-        w.tiles = Buffer<unsigned char>(tiles::bytes(t->type, shape_of(t)), "tiles");
-        require(tiles::launch_repack(t->type, rows.data(), w.tiles.data(), shape_of(t), stream_));
-        stream_.synchronize();  // the next matrix takes this one's place
-      }
-      weights_.emplace(t, std::move(w));
-      done += t->data.size();
-      if (options_.on_progress) options_.on_progress(done, total);
-    }
   }
 
   void upload_rotations() {
@@ -264,22 +246,21 @@ class DeviceEngine final : public Engine {
     sines_.upload(sines);
   }
 
-  const unsigned char* rows_of(const gguf::Tensor* t) const { return weights_.at(t).rows.data(); }
-  const unsigned char* tiles_of(const gguf::Tensor* t) const { return weights_.at(t).tiles.data(); }
-  const float* floats_of(const gguf::Tensor* t) const {
-    return t == nullptr ? nullptr : reinterpret_cast<const float*>(rows_of(t));
-  }
+  const unsigned char* rows_of(const gguf::Tensor* t) const { return matmul_.rows_of(t); }
+  const unsigned char* tiles_of(const gguf::Tensor* t) const { return matmul_.tiles_of(t); }
+  const float* floats_of(const gguf::Tensor* t) const { return matmul_.floats_of(t); }
+  [[nodiscard]] bool overlap() const { return launches_.overlap(); }
 
-  /// One more launch is queued.
-  void queue(const Status& s) {
-    require(s);
-    ++launches_;
+  /// One more launch is queued. @param launch returns its Status
+  template <class F>
+  void queue(const LaunchNote& note, F&& launch) {
+    launches_(note, stream_, launch);
   }
 
   /// Position and token ids to device memory, where a replayed graph finds them.
   void set_step(std::span<const std::int32_t> tokens, int position) {
     if (tokens.size() <= kMostStepTokens) {
-      queue(launch_set_step(step_.data(), position, tokens, stream_));
+      queue({"set_step"}, [&] { return launch_set_step(step_.data(), position, tokens, stream_); });
       return;
     }
     std::vector<std::int32_t> step = {position};
@@ -289,85 +270,50 @@ class DeviceEngine final : public Engine {
   const std::int32_t* first_position() const { return step_.data(); }
   const std::int32_t* token_ids() const { return step_.data() + 1; }
 
-  /// out = norm(acts) . weights^T for each product, `norm` being null for acts as they are. Tiles of one type are one
-  /// launch for up to eight rows; what has no tiles takes f32 activations and a kernel for each step.
-  void multiply(std::span<const Product> products, const float* acts, const gguf::Tensor* norm, int nt) {
-    const auto id = static_cast<int>(products[0].weights->row_length());
-    const auto is_tiled = [this](const Product& p) { return tiled(p.weights); };
-    if (std::any_of(products.begin(), products.end(), is_tiled)) quantize(acts, norm, nt, id);
-    if (!std::all_of(products.begin(), products.end(), is_tiled) && norm != nullptr) {
-      queue(launch_rms_norm(acts, floats_of(norm), normed_.data(), nt, id, model_.hp.rms_epsilon, stream_,
-                            kOverlap));
-      acts = normed_.data();
-    }
-    std::set<WeightType> done;
-    for (const Product& p : products) {
-      if (!tiled(p.weights)) {
-        multiply_floats(p, acts, nt);
-      } else if (done.insert(p.weights->type).second) {
-        multiply_tiles(p.weights->type, products, nt, id);
-      }
-    }
-  }
-
-  void multiply_tiles(WeightType type, std::span<const Product> products, int nt, int id) {
-    for (int t0 = 0; t0 < nt; t0 += tile_acts::kMostTokens) {  // a group of tokens at a time
-      std::vector<MmvqPart> parts;
-      for (const Product& p : products) {
-        if (p.weights->type != type) continue;
-        const auto od = static_cast<int>(p.weights->rows());
-        float* out = p.out + product(t0, od);
-        parts.push_back({tiles_of(p.weights), out, od, floats_of(p.bias), p.add ? out : nullptr});
-      }
-      queue(launch_mmvq_tiles(type, parts, {group(t0, id)}, std::min(nt - t0, tile_acts::kMostTokens), id,
-                              stream_, {kOverlap}));
-    }
-  }
-
-  void multiply_floats(const Product& p, const float* acts, int nt) {
-    const auto od = static_cast<int>(p.weights->rows());
-    float* out = p.add ? added_.data() : p.out;
-    queue(launch_f32_matmul(p.weights->type, rows_of(p.weights), acts, out, {nt, od, p.weights->row_length()},
-                            stream_));
-    if (p.bias != nullptr) queue(launch_add_bias(out, floats_of(p.bias), nt, od, stream_, kOverlap));
-    if (p.add) queue(launch_add_residual(p.out, out, std::int64_t{nt} * od, stream_, kOverlap));
-  }
-
-  /// gate_ = silu(norm(x_) . gate^T) * (norm(x_) . up^T)
-  void multiply_swiglu(const Layer& l, int nt) {
-    const auto id = static_cast<int>(l.ffn_gate->row_length()), ff = static_cast<int>(l.ffn_gate->rows());
-    if (!tiled(l.ffn_gate) || l.ffn_gate->type != l.ffn_up->type) {
-      const Product both[] = {{l.ffn_gate, gate_.data()}, {l.ffn_up, up_.data()}};
-      multiply(both, x_.data(), l.ffn_norm, nt);
-      queue(launch_swiglu(gate_.data(), up_.data(), std::int64_t{nt} * ff, stream_, kOverlap));
+  /// Queues a forward pass of the tokens of the step; x_ then holds the last layer's rows. Launches have the same arguments
+  /// at every position: the first pass of a number of rows goes launch by launch, which also loads the kernels, and is
+  /// recorded while the device works on it; others of that number replay the recording.
+  void pass(int nt) {
+    if (nt == 1 && fused_one_) {
+      forward_one();
       return;
     }
-    quantize(x_.data(), l.ffn_norm, nt, id);
-    for (int t0 = 0; t0 < nt; t0 += tile_acts::kMostTokens) {
-      queue(launch_mmvq_tiles_swiglu(l.ffn_gate->type, tiles_of(l.ffn_gate), tiles_of(l.ffn_up),
-                                     {group(t0, id)}, gate_.data() + product(t0, ff), nullptr,
-                                     {std::min(nt - t0, tile_acts::kMostTokens), ff, id}, stream_,
-                                     {kOverlap}));
+    if (options_.switches.no_cuda_graph || !launches_.replay() || nt <= tile_acts::kMostTokens) {
+      forward(nt);
+      return;
     }
+    if (const auto found = passes_.find(nt); found != passes_.end()) {
+      found->second.launch(stream_);
+      return;
+    }
+    forward(nt);
+    if (passes_.size() == kMostRecorded) passes_.erase(passes_.begin());
+    passes_.emplace(nt, record([&] { forward(nt); }));
   }
 
-  void quantize(const float* acts, const gguf::Tensor* norm, int nt, int id) {
-    queue(tile_acts::launch_quantize(acts, floats_of(norm), model_.hp.rms_epsilon, planes_.data(), nt, id,
-                                     stream_, kOverlap));
-  }
-  /// The activations of the group of eight that begins with token t0.
-  const unsigned char* group(int t0, int id) const {
-    return planes_.data() +
-           product(t0 / tile_acts::kMostTokens,
-                   static_cast<std::int64_t>(tile_acts::group_bytes(tile_acts::kMostTokens, id)));
+  /// Launches recorded instead of run.
+  template <class F>
+  Graph record(F&& queue_all) {
+    return Graph::capture(stream_, [&](Stream&) -> Status {
+      try {
+        queue_all();
+      } catch (const DeviceError& e) {  // a recording has to be ended before anyone is told
+        return Status::error(e.what());
+      }
+      return {};
+    });
   }
 
-  /// Queues a forward pass of the nt tokens of the step; x_ then holds the last layer's rows. Launches with the same
-  /// arguments for every token and position, so that one recording of them serves all.
+  void look_up(int nt) {
+    queue({"embedding_rows", {}, nt, model_.hp.embedding_length}, [&] {
+      return launch_embedding_rows(model_.token_embd->type, rows_of(model_.token_embd), token_ids(),
+                                   x_.data(), nt, model_.hp.embedding_length, model_.hp.vocabulary, stream_);
+    });
+  }
+
+  /// Any number of tokens, with whatever kernels the dispatch function chooses.
   void forward(int nt) {
-    const Hyperparameters& hp = model_.hp;
-    queue(launch_embedding_rows(model_.token_embd->type, rows_of(model_.token_embd), token_ids(), x_.data(),
-                                nt, hp.embedding_length, hp.vocabulary, stream_));
+    look_up(nt);
     for (std::size_t i = 0; i < model_.layers.size(); ++i) {
       const Layer& l = model_.layers[i];
       const std::size_t cache_at =
@@ -380,49 +326,74 @@ class DeviceEngine final : public Engine {
       const Product qkv[] = {{l.attn_q, q_.data(), l.attn_q_bias},
                              {l.attn_k, k_.data(), l.attn_k_bias},
                              {l.attn_v, v_.data(), l.attn_v_bias}};
-      multiply(qkv, x_.data(), l.attn_norm, nt);
-      queue(launch_rope_store(q_.data(), k_.data(), v_.data(), cosines_.data(), sines_.data(), keys, values,
-                              nt, first_position(), heads_, stream_, kOverlap));
-      queue(launch_attention_f32<KV>(q_.data(), keys, values, mixed_.data(), nt, first_position(), heads_,
-                                     stream_, kOverlap));
+      matmul_.multiply(qkv, {x_.data(), l.attn_norm}, nt, stream_);
+      attend(keys, values, nt);
       const Product output = {l.attn_output, x_.data(), nullptr, true};
-      multiply({&output, 1}, mixed_.data(), nullptr, nt);
+      matmul_.multiply({&output, 1}, {mixed_.data()}, nt, stream_);
 
       // 2. Feed-forward: x += down . (silu(gate) * up), both of norm(x).
-      multiply_swiglu(l, nt);
+      const bool gated = matmul_.swiglu(l.ffn_gate, l.ffn_up, l.ffn_down, {x_.data(), l.ffn_norm},
+                                        gate_.data(), up_.data(), nt, stream_);
       const Product down = {l.ffn_down, x_.data(), nullptr, true};
-      multiply({&down, 1}, gate_.data(), nullptr, nt);
+      matmul_.multiply({&down, 1}, {gate_.data(), nullptr, gated}, nt, stream_);
       // ANCHOR_END: layer
     }
   }
 
-  // One token: five launches a layer. What a launch needs as int8 is either made by the launch before it or by the blocks
-  // of its own, and the memory is never asked for nothing: a launch that has asked for its last weights asks for the next
-  // ones.
-
-  /// A row of f32, normalised if `norm` is given, or planes that the launch before has made.
-  MmvqActs acts_of(const float* row, const gguf::Tensor* norm) const {
-    return {nullptr, row, floats_of(norm), model_.hp.rms_epsilon};
+  /// Rotates and stores the keys and values of nt tokens, then attends: q_, k_, v_ to mixed_.
+  void attend(KV* keys, KV* values, int nt) {
+    queue({"rope_store", {}, nt, heads_.q_length()}, [&] {
+      return launch_rope_store(q_.data(), k_.data(), v_.data(), cosines_.data(), sines_.data(), keys, values,
+                               nt, first_position(), heads_, stream_, overlap());
+    });
+    if constexpr (std::is_same_v<KV, __half>) {
+      if (nt > 1 && attention_prefill_supported(heads_).ok()) {
+        queue({"attention_prefill", {}, nt, heads_.q_length()}, [&] {
+          return launch_attention_prefill(q_.data(), keys, values, mixed_.data(), nt, first_position(),
+                                          heads_, stream_, overlap());
+        });
+        return;
+      }
+    }
+    queue({"attention_f32", {}, nt, heads_.q_length()}, [&] {
+      return launch_attention_f32<KV>(q_.data(), keys, values, mixed_.data(), nt, first_position(), heads_,
+                                      stream_, overlap());
+    });
   }
 
-  /// What a launch that multiplies these matrices begins with, kAhead bytes in all.
-  void ask_next(std::initializer_list<const gguf::Tensor*> matrices, MmvqLaunch& how) const {
-    std::size_t n = 0, all = 0;
-    for (const gguf::Tensor* t : matrices) {
-      if (tiled(t)) all += tiles::bytes(t->type, shape_of(t));
-    }
-    for (const gguf::Tensor* t : matrices) {
-      if (!tiled(t)) continue;
-      const std::size_t bytes = tiles::bytes(t->type, shape_of(t));
-      const double share = std::min(1.0, static_cast<double>(kAhead) / static_cast<double>(all));
-      how.next[n++] = {tiles_of(t), static_cast<std::size_t>(share * static_cast<double>(bytes))};
-    }
+  // One token: five launches a layer. What a launch needs as int8, the launch before it has made.
+
+  /// The residual stream as int8, whose normalisation is still to come: what the launch before has left of x_.
+  [[nodiscard]] MmvqActs row_acts() const {
+    return {row_planes_.data(), squares_.data(), model_.hp.rms_epsilon};
+  }
+  /// Where a launch leaves it. @param norm the next normalisation; null where nobody needs int8
+  MmvqPlanes row_planes(const gguf::Tensor* norm) {
+    if (norm == nullptr) return {};
+    return {row_planes_.data(), floats_of(norm), squares_.data()};
+  }
+  /// Leaves it where the launch that has made x_ did not.
+  void make_row_planes(const gguf::Tensor* norm) {
+    if (norm == nullptr) return;
+    const std::int64_t id = model_.hp.embedding_length;
+    queue({"unnormalised_tile_acts", {}, 1, id}, [&] {
+      return tile_acts::launch_unnormalised(x_.data(), floats_of(norm), row_planes_.data(), squares_.data(),
+                                            id, stream_, overlap());
+    });
+  }
+  /// The normalisation of what these matrices are multiplied with, if one of them takes int8.
+  const gguf::Tensor* for_int8(const gguf::Tensor* norm,
+                               std::initializer_list<const gguf::Tensor*> matrices) const {
+    return std::any_of(matrices.begin(), matrices.end(), [this](const gguf::Tensor* t) { return tiled(t); })
+               ? norm
+               : nullptr;
   }
 
   /// Products of one token, all with the same activations: a launch for each type of tiles, one after the other where
-  /// there are several; what has no tiles takes `row`, which is then needed.
+  /// there are several; what has no tiles takes `row`, normalised if `norm` is given.
+  /// @param also as launch_mmvq_tiles has it
   void multiply_one(std::span<const Product> products, const MmvqActs& acts, const float* row,
-                    const gguf::Tensor* norm, const MmvqLaunch& how) {
+                    const gguf::Tensor* norm, const MmvqPlanes& also = {}) {
     const auto id = static_cast<int>(products[0].weights->row_length());
     std::set<WeightType> done;
     bool normed = false;
@@ -430,43 +401,42 @@ class DeviceEngine final : public Engine {
       const WeightType type = p.weights->type;
       if (!tiled(p.weights)) {
         if (norm != nullptr && !normed) {
-          queue(launch_rms_norm(row, floats_of(norm), normed_.data(), 1, id, model_.hp.rms_epsilon, stream_,
-                                kOverlap));
+          queue({"rms_norm", {}, 1, id}, [&] {
+            return launch_rms_norm(row, floats_of(norm), normed_.data(), 1, id, model_.hp.rms_epsilon,
+                                   stream_, overlap());
+          });
           normed = true;
         }
-        multiply_floats(p, norm != nullptr ? normed_.data() : row, 1);
+        matmul_.multiply_floats(p, norm != nullptr ? normed_.data() : row, 1, stream_);
       } else if (done.insert(type).second) {
         std::vector<MmvqPart> parts;
+        LaunchNote note = matmul_.note(matmul_.gate(p.weights, 1), {}, 1);
         for (const Product& q : products) {
           if (q.weights->type != type || !tiled(q.weights)) continue;
+          note.weights[parts.size()] = q.weights;
           parts.push_back({tiles_of(q.weights), q.out, static_cast<int>(q.weights->rows()), floats_of(q.bias),
                            q.add ? q.out : nullptr});
         }
-        queue(launch_mmvq_tiles(type, parts, acts, 1, id, stream_, how));
+        queue(note, [&] { return launch_mmvq_tiles(type, parts, acts, 1, id, stream_, overlap(), also); });
       }
     }
   }
 
   /// Queues a forward pass of one token, whose step is set; x_ then holds the last layer's row.
   void forward_one() {
-    const Hyperparameters& hp = model_.hp;
-    queue(launch_embedding_rows(model_.token_embd->type, rows_of(model_.token_embd), token_ids(), x_.data(),
-                                1, hp.embedding_length, hp.vocabulary, stream_));
+    look_up(1);
+    const Layer& first = model_.layers[0];
+    make_row_planes(for_int8(first.attn_norm, {first.attn_q, first.attn_k, first.attn_v}));
     for (std::size_t i = 0; i < model_.layers.size(); ++i) {
       const Layer& l = model_.layers[i];
       const std::size_t cache_at =
           product(static_cast<std::int64_t>(i), std::int64_t{options_.context} * heads_.kv_length());
       KV* keys = keys_.data() + cache_at;
       KV* values = values_.data() + cache_at;
-      MmvqLaunch qkv_launch{kOverlap}, output_launch{kOverlap}, gate_launch{kOverlap}, down_launch{kOverlap};
-      ask_next({l.attn_output}, qkv_launch);
-      ask_next({l.ffn_gate, l.ffn_up}, output_launch);
-      ask_next({l.ffn_down}, gate_launch);
+      const gguf::Tensor* next_norm = for_int8(model_.output_norm, {model_.output});
       if (i + 1 < model_.layers.size()) {
         const Layer& after = model_.layers[i + 1];
-        ask_next({after.attn_q, after.attn_k, after.attn_v}, down_launch);
-      } else {
-        ask_next({model_.output}, down_launch);
+        next_norm = for_int8(after.attn_norm, {after.attn_q, after.attn_k, after.attn_v});
       }
 
       // ANCHOR: layer_of_one
@@ -474,29 +444,30 @@ class DeviceEngine final : public Engine {
       const Product qkv[] = {{l.attn_q, q_.data(), l.attn_q_bias},
                              {l.attn_k, k_.data(), l.attn_k_bias},
                              {l.attn_v, v_.data(), l.attn_v_bias}};
-      multiply_one(qkv, acts_of(x_.data(), l.attn_norm), x_.data(), l.attn_norm, qkv_launch);
-      const bool planes = attend_one(keys, values, tiled(l.attn_output));
-      const Product output = {l.attn_output, x_.data(), nullptr, true};
-      multiply_one({&output, 1}, planes ? MmvqActs{planes_.data()} : acts_of(mixed_.data(), nullptr),
-                   mixed_.data(), nullptr, output_launch);
+      multiply_one(qkv, row_acts(), x_.data(), l.attn_norm);
+      attend_one(keys, values, tiled(l.attn_output));
+      add_to_row(l.attn_output, mixed_.data(), for_int8(l.ffn_norm, {l.ffn_gate, l.ffn_up}));
 
       // 2. Feed-forward: x += down . (silu(gate) * up), both of norm(x).
-      const bool gated = swiglu_one(l, gate_launch);
-      const Product down = {l.ffn_down, x_.data(), nullptr, true};
-      multiply_one({&down, 1}, gated ? MmvqActs{planes_.data()} : acts_of(gate_.data(), nullptr),
-                   gate_.data(), nullptr, down_launch);
+      swiglu_one(l);
+      add_to_row(l.ffn_down, gate_.data(), next_norm);
       // ANCHOR_END: layer_of_one
     }
   }
 
-  /// Attention of one token to planes_, if it is asked for and there is a kernel that makes them, else to mixed_.
-  bool attend_one(KV* keys, KV* values, bool planes) {
+  /// x_ += weights . acts, of planes_ for tiles, else of `acts`; and what row_planes() says of x_.
+  void add_to_row(const gguf::Tensor* weights, const float* acts, const gguf::Tensor* norm) {
+    const Product product = {weights, x_.data(), nullptr, true};
+    multiply_one({&product, 1}, {planes_.data()}, acts, nullptr, row_planes(norm));
+    if (!tiled(weights)) make_row_planes(norm);
+  }
+
+  /// Attention of one token to planes_ or to mixed_.
+  void attend_one(KV* keys, KV* values, bool planes) {
     if (!one_launch_attends()) {
-      queue(launch_rope_store(q_.data(), k_.data(), v_.data(), cosines_.data(), sines_.data(), keys, values,
-                              1, first_position(), heads_, stream_, kOverlap));
-      queue(launch_attention_f32<KV>(q_.data(), keys, values, mixed_.data(), 1, first_position(), heads_,
-                                     stream_, kOverlap));
-      return false;
+      attend(keys, values, 1);
+      if (planes) quantize_one(mixed_.data(), heads_.q_length());
+      return;
     }
     AttentionDecode<KV> a;
     a.q = q_.data(), a.k = k_.data(), a.v = v_.data();
@@ -508,60 +479,68 @@ class DeviceEngine final : public Engine {
     a.workspace = workspace_.data();
     a.shape = heads_, a.context = options_.context;
     a.early = true;  // the token's embedding was looked up by a launch that waited for all before it
-    queue(launch_attention_decode(a, stream_, kOverlap));
-    return planes;
+    queue({"attention_decode", {}, 1, heads_.q_length()},
+          [&] { return launch_attention_decode(a, stream_, overlap()); });
   }
 
-  /// silu(norm(x_) . gate^T) * (norm(x_) . up^T) of one token, to planes_ if one launch can do it all, else to gate_.
-  bool swiglu_one(const Layer& l, const MmvqLaunch& how) {
-    const MmvqActs acts = acts_of(x_.data(), l.ffn_norm);
+  void quantize_one(const float* acts, std::int64_t id) {
+    queue({"quantize_tile_acts", {}, 1, id}, [&] {
+      return tile_acts::launch_quantize(acts, nullptr, 0.0f, planes_.data(), 1, id, stream_, overlap());
+    });
+  }
+
+  /// silu(norm(x_) . gate^T) * (norm(x_) . up^T) of one token, to planes_ if `down` has tiles, else to gate_.
+  void swiglu_one(const Layer& l) {
+    const MmvqActs acts = row_acts();
+    const bool planes = tiled(l.ffn_down);
     if (!tiled(l.ffn_gate) || l.ffn_gate->type != l.ffn_up->type) {
       const Product both[] = {{l.ffn_gate, gate_.data()}, {l.ffn_up, up_.data()}};
-      multiply_one(both, acts, x_.data(), l.ffn_norm, how);
-      queue(launch_swiglu(gate_.data(), up_.data(), l.ffn_gate->rows(), stream_, kOverlap));
-      return false;
+      multiply_one(both, acts, x_.data(), l.ffn_norm);
+      queue({"swiglu", {}, 1, l.ffn_gate->rows()},
+            [&] { return launch_swiglu(gate_.data(), up_.data(), l.ffn_gate->rows(), stream_, overlap()); });
+      if (planes) quantize_one(gate_.data(), l.ffn_gate->rows());
+      return;
     }
-    const bool planes = tiled(l.ffn_down);
-    queue(launch_mmvq_tiles_swiglu(l.ffn_gate->type, tiles_of(l.ffn_gate), tiles_of(l.ffn_up), acts,
-                                   planes ? nullptr : gate_.data(), planes ? planes_.data() : nullptr,
-                                   {1, l.ffn_gate->rows(), l.ffn_gate->row_length()}, stream_, how));
-    return planes;
+    queue(matmul_.note(matmul_.gate(l.ffn_gate, 1), {{l.ffn_gate, l.ffn_up}}, 1), [&] {
+      return launch_mmvq_tiles_swiglu(l.ffn_gate->type, tiles_of(l.ffn_gate), tiles_of(l.ffn_up), acts,
+                                      planes ? nullptr : gate_.data(), planes ? planes_.data() : nullptr,
+                                      {1, l.ffn_gate->rows(), l.ffn_gate->row_length()}, stream_, overlap());
+    });
   }
 
   /// Queues the logits of rows r0 .. r0+rows-1 of x_, at most logits_rows() of them.
   void queue_logits(int r0, int rows) {
     const Product output = {model_.output, logits_.data()};
-    multiply({&output, 1}, x_.data() + product(r0, model_.hp.embedding_length), model_.output_norm, rows);
+    matmul_.multiply({&output, 1}, {x_.data() + product(r0, model_.hp.embedding_length), model_.output_norm},
+                     rows, stream_);
   }
 
   /// One token, whose step is set, and its logits. The first time launch by launch (which also loads the kernels), the
   /// second time recorded, and from then on replayed: a call for all of them. Synchronises.
   void decode(std::span<float> logits) {
     const auto queue_all = [this] {
-      forward_one();
       const Product output = {model_.output, row_.data()};
-      multiply_one({&output, 1}, acts_of(x_.data(), model_.output_norm), x_.data(), model_.output_norm,
-                   {kOverlap});
+      if (fused_one_) {
+        forward_one();
+        multiply_one({&output, 1}, row_acts(), x_.data(), model_.output_norm);
+      } else {
+        forward(1);
+        matmul_.multiply({&output, 1}, {x_.data(), model_.output_norm}, 1, stream_);
+      }
     };
     if (launches_per_token_ == 0) {
-      const int before = launches_ - 1;  // one has set the step
+      const int before = launches_.count() - 1;  // one has set the step
       queue_all();
-      launches_per_token_ = launches_ - before;
+      launches_per_token_ = launches_.count() - before;
       info_.kernels += "; " + std::to_string(launches_per_token_) + " launches a token";
+    } else if (options_.switches.no_cuda_graph || !launches_.replay()) {
+      queue_all();
     } else {
-      if (!recorded_) {
-        recorded_ = Graph::capture(stream_, [&](Stream&) -> Status {
-          try {
-            queue_all();
-          } catch (const DeviceError& e) {  // a recording has to be ended before anyone is told
-            return Status::error(e.what());
-          }
-          return {};
-        });
-      }
+      if (!recorded_) recorded_ = record(queue_all);
       recorded_->launch(stream_);
     }
     stream_.synchronize();
+    launches_.write_trace();
     if (logits.data() != row_.data()) std::copy(row_.data(), row_.data() + row_.size(), logits.data());
   }
 
@@ -576,6 +555,7 @@ class DeviceEngine final : public Engine {
   }
   void download_logits(int rows, std::span<float> logits) {
     stream_.synchronize();
+    launches_.write_trace();
     logits_.download(logits.first(product(rows, model_.hp.vocabulary)));
   }
 
@@ -584,18 +564,24 @@ class DeviceEngine final : public Engine {
   HeadShape heads_;
   EngineInfo info_;
   int position_ = 0;
-  int launches_ = 0, launches_per_token_ = 0;  // all so far; of a decoded token, 0 before the first one
+  int launches_per_token_ = 0;  // 0 before the first one
+  bool fused_one_ = false;
   Stream stream_;
-  std::map<const gguf::Tensor*, Weight> weights_;
-  Buffer<float> cosines_, sines_;  // [context][head_dim/2]
-  Buffer<KV> keys_, values_;       // [layer][context][kv_heads][head_dim]
-  Buffer<std::int32_t> step_;      // [1 + batch]: first position, token ids
-  Buffer<float> x_, normed_, q_, k_, v_, mixed_, added_, gate_, up_;  // [batch][...]
-  Buffer<unsigned char> planes_;                                      // activations as int8, of [batch][...]
-  Buffer<unsigned char> workspace_;                                   // of attention_decode
-  Buffer<float> logits_;                                              // [logits_rows][vocabulary]
+  Launches launches_;
+  DeviceMatmul matmul_;
+  Buffer<float> cosines_, sines_;                    // [context][head_dim/2]
+  Buffer<KV> keys_, values_;                         // [layer][context][kv_heads][head_dim]
+  Buffer<std::int32_t> step_;                        // [1 + batch]: first position, token ids
+  Buffer<float> x_, q_, k_, v_, mixed_, gate_, up_;  // [batch][...]
+  Buffer<float> normed_;                             // of one token
+  Buffer<unsigned char> planes_;                     // activations of one token as int8
+  Buffer<unsigned char> row_planes_;                 // x_ of one token as int8, not normalised
+  Buffer<float> squares_;                            // and sums of its squares, 32 each
+  Buffer<unsigned char> workspace_;                  // of attention_decode
+  Buffer<float> logits_;                             // [logits_rows][vocabulary]
   HostBuffer<float> row_;          // one token's logits, written by the kernel that computes them
   std::optional<Graph> recorded_;  // a token and its logits
+  std::map<int, Graph> passes_;    // of many rows, by their number
 };
 
 }  // namespace

@@ -8,6 +8,13 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#if defined(LADDER_STATIC_KERNELS)
+// A kernel that is no template has one name in the whole program. Where several of its sources include the same kernels,
+// all but one of them define this first, and have kernels of their own.
+#undef __global__
+#define __global__ static __attribute__((global, unused))
+#endif
+
 namespace ladder {
 
 /// The block's dynamic shared memory as an array of T. Every call in a kernel returns the same address, which

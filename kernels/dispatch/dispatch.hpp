@@ -90,10 +90,10 @@ struct Gate {
   std::string name;  ///< "prefill.mmq"
   Kernel kernel{};
   TypeSet types = kAllTypes;
-  Range nt, id, weights;   ///< token rows; length of a row; od * id, the number of weights
-  Conditions only = 0;     ///< switches that must be set
-  Conditions unless = 0;   ///< switches that must not
-  std::string evidence{};  ///< where the bounds come from
+  Range nt{}, id{}, weights{};  ///< token rows; length of a row; od * id, the number of weights
+  Conditions only = 0;          ///< switches that must be set
+  Conditions unless = 0;        ///< switches that must not
+  std::string evidence{};       ///< where the bounds come from
 };
 
 /// Gates in the order in which they are asked.

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    from . import emulate, engine, run
+    from . import ab, emulate, engine, run, tune
 
     top = Parser(
         prog="scripts/ladder",
@@ -116,6 +116,27 @@ def make_parser() -> Parser:
     )
     engine.add_engine(whole)
 
+    both = add(
+        "ab",
+        "measure a model with and without one switch, in turns",
+        "Says which kernels the switch changes, then tokens a second of both. Example: scripts/ladder ab mmq_off",
+    )
+    ab.add_ab(both)
+
+    llama = add(
+        "compare-llama",
+        "measure the final program and llama-bench on the same file, in turns",
+        "llama-bench must be on PATH; it is told to use the same device.",
+    )
+    ab.add_compare_llama(llama)
+
+    tuned = add(
+        "tune",
+        "find where kernels overtake each other on a device, and write its table of gates",
+        "From the records of data/runs, or measured now with --measure; the program loads the table of its device.",
+    )
+    tune.add_tune(tuned)
+
     compare = add("compare", "time two rungs in turn (A/B/A/B) and say which is faster")
     compare.add_argument("a", metavar="A", help="rung id")
     compare.add_argument("b", metavar="B", help="rung id")
@@ -127,9 +148,13 @@ def make_parser() -> Parser:
         "plot",
         "draw records as SVG and PNG",
         "roofline: every rung under the measured and published roofs. intensity: arithmetic intensity and time "
-        "against nt. ladder: percent of the roof, rung by rung.",
+        "against nt. ladder: percent of the roof, rung by rung. dispatch: the kernel that a device's gates choose for "
+        "each type and nt, and the times behind it.",
     )
-    plot.add_argument("kind", choices=("roofline", "intensity", "ladder"), metavar="roofline|intensity|ladder")
+    plot.add_argument(
+        "kind", choices=("roofline", "intensity", "ladder", "dispatch"), metavar="roofline|intensity|ladder|dispatch"
+    )
+    plot.add_argument("--type", metavar="T", help="dispatch: the type whose times are drawn (default: q4_k)")
     plot.add_argument(
         "--device", metavar="D", help="folder name under data/runs (default: this machine's, or the only one)"
     )
@@ -192,6 +217,10 @@ def _plot(args: argparse.Namespace) -> int:
     from . import setup
 
     setup.rerun_in_venv(sys.argv[1:])
+    if args.kind == "dispatch":
+        from . import dispatch_plot
+
+        return dispatch_plot.command_plot_dispatch(args)
     from . import plots
 
     return plots.command_plot(args)

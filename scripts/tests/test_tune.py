@@ -1,0 +1,255 @@
+"""Gates from times: where one kernel overtakes another, what goes into the file, and that the program reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from workbook import ab, cli, tune
+from workbook.common import UserError
+
+from tests.support import ROOT
+from tests.test_qwen import MODEL, QWEN, missing
+
+
+def record(rung: str, type_: str, od: int, id_: int, nt: int, ns: float, **more: object) -> dict:
+    return {
+        "schema": 1,
+        "rung": rung,
+        "executor": "gpu",
+        "device": "nvidia-test",
+        "type": type_,
+        "shape": {"nt": nt, "od": od, "id": id_},
+        "mode": "cold",
+        "time_ns": {"median": ns, "q1": ns, "q3": ns, "n": 9},
+        "check": {"max_error_over_bound": 0.1},
+        "date": "2026-01-02T03:04:05Z",
+        "toolchain": "none",
+        "command": "made up",
+        "source_sha256": "0" * 64,
+        **more,
+    }
+
+
+def model_times(type_: str = "q4_0", shapes: tuple[tuple[int, int], ...] = ((4096, 4096), (896, 4864))) -> list[dict]:
+    """mmvq: 10 us for each group of eight.  mmq: 16 us and a little a row.  wgmma: 30 us, and less a row: they meet
+    at nt = 141."""
+    found = []
+    for od, id_ in shapes:
+        for nt in (1, 2, 4, 8):
+            found.append(record(f"{type_}_q8_mmvq_tiles", type_, od, id_, nt, 10_000))
+        for nt in (8, 16, 32, 64, 128, 256, 512):
+            found.append(record(f"{type_}_q8_mmq", type_, od, id_, nt, 16_000 + 130 * nt))
+            found.append(record(f"{type_}_f16_wgmma", type_, od, id_, nt, 30_000 + 30 * nt))
+        found.append(record(f"{type_}_f32_matmul", type_, od, id_, 1, 9_000 if id_ < 1024 else 20_000))
+    return found
+
+
+class Curves(unittest.TestCase):
+    def test_spans_are_where_the_times_meet(self) -> None:
+        curves = tune.curves_of(model_times(), ["q4_0"])
+        found = tune.spans(curves["q4_0"])
+        self.assertEqual([s.kernel for s in found], ["mmvq_tiles", "mmq_tiles", "gemm_tiles_wgmma"])
+        self.assertEqual(found[0].least, 1)
+        # Two groups of eight take 20 us, mmq at 17 rows 18.2; the third group decides.
+        self.assertEqual(found[1].least, 9)
+        # 16 + 0.13 nt = 30 + 0.03 nt; between measured points the curves are straight on logarithmic axes only.
+        self.assertAlmostEqual(found[2].least, 140, delta=8)
+        self.assertIsNone(found[2].most)
+        self.assertEqual(found[1].most, found[2].least - 1)
+
+    def test_a_slower_prefill_kernel_moves_the_first_bound(self) -> None:
+        times = [r for r in model_times() if "wgmma" not in r["rung"]]
+        for r in times:
+            if r["rung"].endswith("_mmq"):
+                r["time_ns"]["median"] *= 1.5  # 24 us and more: three groups of eight take 30
+        found = tune.spans(tune.curves_of(times, ["q4_0"])["q4_0"])
+        self.assertEqual([s.kernel for s in found], ["mmvq_tiles", "mmq_tiles"])
+        self.assertEqual(found[1].least, 17)
+
+    def test_groups_of_eight(self) -> None:
+        curve = tune.curves_of(model_times(), ["q4_0"])["q4_0"]
+        shape = (4096, 4096)
+        self.assertEqual(curve.time(shape, "mmvq_tiles", 8), 10_000)
+        self.assertEqual(curve.time(shape, "mmvq_tiles", 9), 20_000)
+        self.assertEqual(curve.time(shape, "mmvq_tiles", 64), 80_000)
+        self.assertIsNone(curve.time(shape, "mmq_tiles", 7))
+        self.assertIsNone(curve.time(shape, "mmq_tiles", 513))
+        self.assertGreater(curve.time(shape, "mmq_tiles", 24), curve.time(shape, "mmq_tiles", 16))
+
+    def test_newest_cold_times_of_the_gpu_count(self) -> None:
+        old = model_times()
+        new = record("q4_0_q8_mmvq_tiles", "q4_0", 4096, 4096, 1, 5_000, date="2026-02-01T00:00:00Z")
+        ignored = [
+            record("q4_0_q8_mmvq_tiles", "q4_0", 4096, 4096, 1, 1, mode="hot", date="2027-01-01T00:00:00Z"),
+            record("q4_0_q8_mmvq_tiles", "q4_0", 4096, 4096, 1, 2, executor="cpu", date="2027-01-01T00:00:00Z"),
+            record("q4_0_q8_mmvq_tiles_d1", "q4_0", 4096, 4096, 1, 3, date="2027-01-01T00:00:00Z"),
+        ]
+        curve = tune.curves_of([new, *ignored, *old], ["q4_0"])["q4_0"]
+        self.assertEqual(curve.times[(4096, 4096)]["mmvq_tiles"][1], 5_000)
+
+    def test_short_rows(self) -> None:
+        self.assertIsNone(tune.short_rows(tune.curves_of(model_times(), ["q4_0"])["q4_0"]))
+        times = model_times(shapes=((896, 896), (4096, 4096), (4096, 512)))
+        self.assertEqual(tune.short_rows(tune.curves_of(times, ["q4_0"])["q4_0"]), 4096)
+
+
+class Files(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="tune-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.records = self.folder / "records.jsonl"
+        times = [*model_times("q4_0"), *model_times("q4_k", ((4096, 4096), (4096, 512), (896, 768)))]
+        self.records.write_text("".join(json.dumps(r) + "\n" for r in times))
+
+    def ladder(self, *words: object, status: int = 0) -> tuple[str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            self.assertEqual(cli.main([str(w) for w in words]), status, err.getvalue())
+        return out.getvalue(), err.getvalue()
+
+    def written(self) -> Path:
+        path = self.folder / "nvidia-test.json"
+        out, _ = self.ladder("tune", "--records", self.records, "-o", path)
+        self.assertIn("gemm_tiles_wgmma", out)
+        return path
+
+    def test_the_file(self) -> None:
+        gates = json.loads(self.written().read_text())
+        names = [g["name"] for g in gates["gates"]]
+        self.assertEqual(len(set(names)), len(names))
+        self.assertEqual(names[-1], "float")
+        tuned = [g for g in gates["gates"] if "evidence" in g]
+        self.assertEqual(tuned[0]["types"], ["q4_0", "q4_k"])
+        self.assertEqual(tuned[0]["nt"][0], 9)
+        short = [g for g in gates["gates"] if g["name"] == "float.short_rows.q4_k"]
+        self.assertEqual(short[0]["id"], [1, 4095])
+        self.assertEqual(gates["evidence"]["q4_0"]["4096x4096"]["mmvq_tiles"]["8"], 10.0)
+        # Types without times keep the default's gates.
+        rest = next(g for g in gates["gates"] if g["name"] == "prefill.mmq")
+        self.assertIn("q8_0", rest["types"])
+        self.assertNotIn("q4_0", rest["types"])
+
+    @unittest.skipIf(missing(), missing() or "")
+    def test_the_program_reads_it(self) -> None:
+        path = self.written()
+        out = self.folder / "q4_0.gguf"
+        subprocess.run([str(QWEN), "quantize", str(MODEL), str(out), "q4_0"], check=True, capture_output=True)
+        done = subprocess.run(
+            [
+                str(QWEN),
+                "explain",
+                str(out),
+                "--gates",
+                str(path),
+                "--device",
+                "nvidia-h200",
+                "--json",
+                "--nt",
+                "8,9,300",
+            ],
+            check=True,
+            capture_output=True,
+        )
+        report = json.loads(done.stdout)
+        self.assertEqual(report["gates"], str(path))
+        at = {a["nt"]: a for a in report["dispatch"][0]["at"]}
+        self.assertEqual(at[8]["kernel"], "q4_0_mmvq_tiles")
+        self.assertEqual(at[9]["kernel"], "q4_0_mmq_tiles")
+        self.assertEqual(at[300]["kernel"], "q4_0_gemm_tiles_wgmma")
+        self.assertAlmostEqual(at[8]["margin"], 9 / 8, places=6)
+        broken = self.folder / "broken.json"
+        broken.write_text(path.read_text().replace('"mmq_tiles"', '"mmq"', 1))
+        failed = subprocess.run(
+            [str(QWEN), "explain", str(out), "--gates", str(broken)], check=False, capture_output=True, text=True
+        )
+        self.assertEqual(failed.returncode, 2)
+        self.assertEqual(len(failed.stderr.strip().splitlines()), 1)
+        self.assertIn("no kernel 'mmq'; there are mmvq_tiles, ", failed.stderr)
+
+    def test_nothing_to_tune(self) -> None:
+        self.records.write_text(json.dumps(model_times()[0]) + "\n")
+        _, err = self.ladder("tune", "--records", self.records, status=2)
+        self.assertIn("--measure", err)
+        _, err = self.ladder("tune", "q9", "--records", self.records, status=2)
+        self.assertIn('no type "q9"', err)
+
+    def test_the_map(self) -> None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("matplotlib is not here")
+        from workbook import dispatch_plot
+
+        gates = dispatch_plot.read(self.written())
+        self.assertEqual(dispatch_plot.kernel_at(gates, "q4_0", 8), "mmvq_tiles")
+        self.assertEqual(dispatch_plot.kernel_at(gates, "q4_0", 9), "mmq_tiles")
+        self.assertEqual(dispatch_plot.kernel_at(gates, "q4_k", 1, 512), "f32_matmul")
+        self.assertEqual(dispatch_plot.kernel_at(gates, "q8_0", 9), "gemm_tiles_wgmma")
+        figure = dispatch_plot.draw(gates, "q4_0")
+        self.assertEqual(len(figure.axes), 3)
+        with self.assertRaises(UserError):
+            dispatch_plot.draw(gates, "q8_0")
+
+
+class Experiments(unittest.TestCase):
+    def test_every_switch_of_the_program_is_known_to_it(self) -> None:
+        names = {name for e in ab.EXPERIMENTS.values() for name in e.variables}
+        switches = (ROOT / "kernels" / "dispatch" / "switches.hpp").read_text()
+        for name in names:
+            self.assertIn(f'"{name}"', switches)
+
+    def test_ratios(self) -> None:
+        text = ab.ratios({"pp512": [1.0, 3.0, 2.0], "tg64": [10.0]}, {"pp512": [4.0], "tg64": [5.0]}, ("a", "b"))
+        self.assertIn("| 2.000 |", text)
+        self.assertIn("| 0.500 |", text)
+
+    @unittest.skipIf(missing(), missing() or "")
+    def test_changed_kernels(self) -> None:
+        changed = ab.changed_kernels(QWEN, MODEL, {"LADDER_NO_PREFILL_GEMM": "1"})
+        self.assertTrue(changed)
+        self.assertTrue(all(line[2] == "512" for line in changed))
+        self.assertEqual(ab.changed_kernels(QWEN, MODEL, {"LADDER_NO_Q40_MMVQ": "1"}), [])
+
+    @unittest.skipIf(missing(), missing() or "")
+    def test_llama_bench_beside_ours(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="ab-test-") as folder:
+            empty = {**os.environ, "PATH": folder}
+            call = [
+                sys.executable,
+                str(ROOT / "scripts" / "ladder"),
+                "compare-llama",
+                str(MODEL),
+                "--no-build",
+                "--on",
+                "cpu",
+            ]
+            call += ["-p", "8", "-n", "2", "-r", "1", "--build-dir", str(QWEN.parents[2])]
+            none = subprocess.run(call, env=empty, check=False, capture_output=True, text=True)
+            self.assertEqual(none.returncode, 2, none.stderr)
+            self.assertIn("there is no llama-bench on PATH", none.stderr)
+            fake = Path(folder) / "llama-bench"
+            fake.write_text(
+                "#!/bin/sh\n"
+                'echo \'{"n_prompt": 8, "n_gen": 0, "avg_ts": 100.0}\'\n'
+                'echo \'{"n_prompt": 0, "n_gen": 2, "avg_ts": 50.0}\'\n'
+            )
+            fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+            path = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+            done = subprocess.run(call, env=path, check=False, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"\| pp8 +\| +100\.0 \|")
+            self.assertRegex(done.stdout, r"\| tg2 +\| +50\.0 \|")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,163 @@
+"""The dispatch map: which kernel a device's gates choose for each type and number of rows, and the times behind it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from . import tune
+from .common import ROOT, UserError, one_of, read_text, shown
+from .plots import COLOURS, MARKERS, STYLE, save
+
+Gates = Mapping[str, Any]
+KERNELS = list(tune.RUNGS)
+PANELS = 3
+
+
+def read(path: Path) -> Gates:
+    try:
+        gates = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{shown(path)}:{error.lineno}: not JSON: {error.msg}") from None
+    if not isinstance(gates, dict) or "gates" not in gates:
+        raise UserError(f"{shown(path)}: it is no table of gates")
+    return gates
+
+
+def kernel_at(gates: Gates, type_: str, nt: int, id_: int = 3584) -> str:
+    """The first gate that takes a type, a number of rows and a length, with no switch set."""
+    for gate in gates["gates"]:
+        types = gate.get("types", "all")
+        if gate.get("only") or not (types in ("all", "blocks") or type_ in types):
+            continue
+        if all(_has(gate.get(axis, [1, None]), value) for axis, value in (("nt", nt), ("id", id_))):
+            return str(gate["kernel"])
+    raise UserError(f"no gate takes {type_} at nt {nt}")
+
+
+def _has(bounds: Sequence[int | None], value: int) -> bool:
+    least, most = bounds
+    return (least or 1) <= value and (most is None or value <= most)
+
+
+def draw(gates: Gates, type_: str) -> Figure:
+    evidence: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = gates.get("evidence", {})
+    if type_ not in evidence:
+        raise one_of("type with evidence", type_, evidence)
+    shapes = sorted(evidence[type_], key=lambda s: int(s.split("x")[0]) * int(s.split("x")[1]))
+    chosen = shapes if len(shapes) <= PANELS else [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
+    with matplotlib.rc_context(STYLE):
+        figure = plt.figure(figsize=(4.2 * len(chosen), 4.6 + 0.26 * len(evidence)))
+        grid = figure.add_gridspec(
+            2, len(chosen), height_ratios=[3.2, 0.4 + 0.26 * len(evidence)], hspace=0.42, wspace=0.28
+        )
+        for i, shape in enumerate(chosen):
+            _times(figure.add_subplot(grid[0, i]), gates, type_, shape, evidence[type_][shape])
+        _map(figure.add_subplot(grid[1, :]), gates, list(evidence))
+        where = f"{gates.get('device', 'unknown device')}, {gates.get('date', '')[:10]}"
+        note = (
+            f"{where}: cold medians; lines at rows where the gates change. Below, what the gates choose for rows of "
+            "3584 with no switch set."
+        )
+        figure.text(
+            0.01, 0.01, "\n".join(textwrap.wrap(note, int(figure.get_figwidth() * 13))), fontsize=8, color="#444444"
+        )
+        figure.subplots_adjust(left=0.09, right=0.98, top=0.93, bottom=0.11)
+    return figure
+
+
+def _times(axes: Axes, gates: Gates, type_: str, shape: str, kernels: Mapping[str, Mapping[str, float]]) -> None:
+    for kernel in KERNELS:
+        points = sorted((int(nt), us) for nt, us in kernels.get(kernel, {}).items())
+        if points:
+            k = KERNELS.index(kernel)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=COLOURS[k],
+                marker=MARKERS[k],
+                markersize=4,
+                linewidth=1.3,
+                label=kernel,
+            )
+    before = kernel_at(gates, type_, 1)
+    for nt in range(2, tune.FARTHEST + 1):
+        now = kernel_at(gates, type_, nt)
+        if now != before:
+            axes.axvline(nt, color="#888888", linewidth=0.9, linestyle=":")
+            axes.annotate(
+                str(nt), (nt, 1.0), xycoords=("data", "axes fraction"), fontsize=7.5, ha="center", va="bottom"
+            )
+        before = now
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+    axes.set_xlabel("nt")
+    axes.set_ylabel("time, µs")
+    axes.set_title(f"{type_} [{shape.replace('x', ', ')}]", fontsize=9.5, pad=14)
+    axes.legend(fontsize=7.5)
+
+
+def _map(axes: Axes, gates: Gates, types: Sequence[str]) -> None:
+    used = set()
+    for row, type_ in enumerate(types):
+        begin, kernel = 1, kernel_at(gates, type_, 1)
+        for nt in range(2, tune.FARTHEST + 2):
+            now = kernel_at(gates, type_, nt) if nt <= tune.FARTHEST else None
+            if now != kernel:
+                axes.barh(
+                    row, nt - begin, left=begin, height=0.8, color=COLOURS[KERNELS.index(kernel)], edgecolor="white"
+                )
+                used.add(kernel)
+                begin, kernel = nt, now or kernel
+    axes.set_yticks(range(len(types)), types, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(1, tune.FARTHEST)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+    axes.set_xlabel("nt")
+    axes.grid(visible=False)
+    axes.legend(
+        handles=[Patch(color=COLOURS[KERNELS.index(k)], label=k) for k in KERNELS if k in used],
+        loc="upper left",
+        bbox_to_anchor=(0, 1.0 + 0.5 / max(1.0, 0.26 * len(types) + 0.4)),
+        ncols=4,
+        fontsize=8,
+    )
+
+
+def command_plot_dispatch(args: argparse.Namespace) -> int:
+    out: Path | None = args.output
+    if out is not None and out.suffix not in (".svg", ".png"):
+        raise UserError(f"-o {out}: the name must end in .svg or .png")
+    known = sorted(path.stem for path in tune.GATES.glob("*.json"))
+    if args.records:
+        path = args.records[0]
+    else:
+        device = args.device or (known[0] if len(known) == 1 else "")
+        if device not in known:
+            raise one_of("device with gates in data/gates", device, known)
+        path = tune.GATES / f"{device}.json"
+    gates = read(path)
+    evidence = gates.get("evidence", {})
+    type_ = args.type or ("q4_k" if "q4_k" in evidence else next(iter(evidence), ""))
+    figure = draw(gates, type_)
+    targets = (
+        [out] if out else [ROOT / "build" / "plots" / f"dispatch-{path.stem}{suffix}" for suffix in (".svg", ".png")]
+    )
+    for target in targets:
+        save(figure, target)
+        print(shown(target))
+    plt.close(figure)
+    return 0
