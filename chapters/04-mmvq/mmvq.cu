@@ -95,7 +95,7 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
   r.device = [programmatic](const void* weights, const void* acts, float* out, Shape s, Stream& stream) {
     const MmvqPart part{weights, out, static_cast<int>(s.od)};
     return tiles::launch_format<Format>({&part, 1}, {acts}, static_cast<int>(s.nt), static_cast<int>(s.id),
-                                        stream, {programmatic});
+                                        stream, programmatic);
   };
   return r;
 }

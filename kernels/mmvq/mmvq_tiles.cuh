@@ -37,27 +37,18 @@ struct MmvqPart {
   const float* residual = nullptr;  ///< [nt][od], added, may be `out` itself; or null
 };
 
-/// What the matrices are multiplied with: planes of int8, or the f32 row of one token, of which every block makes planes
-/// for itself, the bits of tile_acts::launch_quantize.
+/// What the matrices are multiplied with.
 struct MmvqActs {
-  const void* planes = nullptr;  ///< tile_acts::launch_quantize's, nt 1..8
-  const float* row = nullptr;    ///< [id], nt 1
-  const float* norm = nullptr;   ///< [id] weights of a root-mean-square normalisation of the row; or null
-  float epsilon = 0.0f;
+  const void* planes = nullptr;    ///< int8, of tile_acts.cuh, nt 1..8
+  const float* squares = nullptr;  ///< [id / 32] of a token alone: its row is still to be normalised; or null
+  float epsilon = 0.0f;            ///< of that normalisation
 };
 
-/// Weights that a later launch begins with.
-struct MmvqNext {
-  const void* from = nullptr;
-  std::size_t bytes = 0;
-};
-
-/// How a launch stands among its neighbours in the stream.
-struct MmvqLaunch {
-  bool programmatic =
-      false;  ///< may start before the kernel before it has ended, and waits for that one's results
-  MmvqNext next[kMostMmvqParts] =
-      {};  ///< brought to L2 as soon as this launch's own weights are all on their way
+/// Where the results of one token go as int8: planes for the next product.
+struct MmvqPlanes {
+  void* planes = nullptr;         ///< tile_acts::bytes(1, od), at a multiple of 16 bytes; or null
+  const float* weight = nullptr;  ///< [od] of a normalisation that is still to come
+  float* squares = nullptr;       ///< [od / 32], for MmvqActs
 };
 
 /// Shapes of mmvq_tiles.
@@ -80,67 +71,68 @@ namespace tiles {
 struct Parts {
   MmvqPart part[kMostMmvqParts];
   int first[kMostMmvqParts +
-            1];           ///< sixteen rows that part p begins with, counted over all parts; then their number
-  unsigned char* planes;  ///< with a gate: where results go as int8 planes instead of `out`, or null
-  int unit;               ///< sixteens that stay together in a block: two where results go to planes
-  const unsigned char* next[kMostMmvqParts];  ///< what a later launch begins with
-  unsigned next_lines[kMostMmvqParts];        ///< of 128 bytes
-  /// The sixteen that is number n of this block's: its units are every gridDim.x-th one, so that all blocks together
-  /// go through the matrix from its beginning to its end.
-  __device__ __forceinline__ int sixteen(int n) const {
-    const int u = unit == 2 ? n / 2 : n;
-    return (static_cast<int>(blockIdx.x) + u * static_cast<int>(gridDim.x)) * unit + (unit == 2 ? n % 2 : 0);
-  }
+            1];  ///< sixteen rows that part p begins with, counted over all parts; then their number
+  unsigned char*
+      planes;  ///< with a gate: where results go instead of `out`; else beside it, as MmvqPlanes says
+  const float* weight;
+  float* squares;
+  int unit;         ///< sixteens that stay together in a block: two where results go to planes
+  int share, more;  ///< units of a block, and how many blocks have one more
 };
 
 __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
   return rows16 < parts.first[1] ? 0 : rows16 < parts.first[2] ? 1 : 2;
 }
 
-/// What a block has summed up: for so many turns, its sums side by side.
+/// What a block has summed up: for so many turns, its sums side by side; and those of the turns before, which some warps
+/// still read.
 template <int NT, int W>
 struct Partial {
   static constexpr int TURNS = NT == 1 ? 8 : 2, OUTS = kRows * NT;
-  float v[TURNS][W][OUTS];
+  using Turns = float[TURNS][W][OUTS];
+  Turns v[2];
 };
 
 // ANCHOR: mmvq_tiles_finish
-/// A thread an output of `turns` turns from turn `begun` on: its sums in order, then what is added to them.
+/// A thread an output of `turns` turns that began at sixteen `first`: its sums in order, then what is added to them.
 /// @param sums of each output: steps of a row, W at most
+/// @param root what the sums of a row that was not normalised are multiplied with
 template <int NT, int W, bool SWIGLU>
-__device__ __forceinline__ void finish(const Parts& parts, int begun, int turns, int nt, int sums,
-                                       const Partial<NT, W>& partial) {
+__device__ __forceinline__ void finish(const Parts& parts, int first, int turns, int nt, int sums, float root,
+                                       const typename Partial<NT, W>::Turns& partial) {
   constexpr int OUTS = Partial<NT, W>::OUTS;
+#pragma unroll 1
   for (int o = static_cast<int>(threadIdx.x); o < (SWIGLU ? turns / 2 : turns) * OUTS; o += 32 * W) {
     const int n = o / OUTS, i = o % OUTS, token = i % NT;
-    const int at = parts.sixteen((SWIGLU ? begun / 2 : begun) + n);
+    const int at = first + n;
     const int p = SWIGLU ? 0 : part_of(parts, at);
     const MmvqPart& part = parts.part[p];
     const int r = (at - parts.first[p]) * kRows + i / NT;
     if (r >= part.od || token >= nt) continue;
     const auto sum_of = [&](int turn, const MmvqPart& m) {
       float sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < W; ++w) {
-        if (w < sums) sum += partial.v[turn][w][i];
-      }
+#pragma unroll 4
+      for (int w = 0; w < sums; ++w) sum += partial[turn][w][i];
+      if constexpr (NT == 1) sum *= root;
       return m.bias != nullptr ? sum + m.bias[r] : sum;
     };
     const long long to = static_cast<long long>(token) * part.od + r;
     if constexpr (SWIGLU) {
-      const int turn =
-          parts.unit == 2 ? n / 2 * 4 + n % 2 : n * 2;  // the other matrix's is a unit further on
+      // The other matrix's turn is a unit further on. Two sixteens are a warp's lanes, and a block of int8.
+      const int turn = parts.unit == 2 ? n / 2 * 4 + n % 2 : n * 2;
       const float gate = sum_of(turn, part), up = sum_of(turn + parts.unit, parts.part[1]);
       const float out = gate / (1.0f + expf(-gate)) * up;
       if (NT == 1 && parts.planes != nullptr) {
-        tile_acts::store_lane(out, r / 32, parts.planes,
-                              part.od);  // two sixteens are a warp's lanes, and a block
+        tile_acts::store_lane<true>(out, r / 32, parts.planes, part.od);
       } else {
         part.out[to] = out;
       }
     } else {
-      const float sum = sum_of(n, part);
-      part.out[to] = part.residual != nullptr ? sum + part.residual[to] : sum;
+      float sum = sum_of(n, part);
+      if (part.residual != nullptr) sum += part.residual[to];
+      part.out[to] = sum;
+      if (NT == 1 && parts.planes != nullptr)
+        tile_acts::store_unnormalised(sum, parts.weight[r], r / 32, parts.planes, parts.squares, part.od);
     }
   }
 }
@@ -155,11 +147,11 @@ __device__ __forceinline__ void copy_vectors(unsigned char* shared, const unsign
   }
 }
 
-/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers: with one token those of this
-/// launch and as many of the next one. The products of eight tokens take more of them.
+/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
+/// take more of them.
 template <class Format, int NT, int W>
 __host__ __device__ constexpr int blocks_per_sm() {
-  return (NT > 1 ? 16 : Format::kResidentWarps) / W;
+  return (NT > 1 ? 16 : Format::kWarpsPerSm) / W;
 }
 
 // ANCHOR: mmvq_tiles_loader
@@ -168,23 +160,20 @@ __host__ __device__ constexpr int blocks_per_sm() {
 template <int BYTES, bool SWIGLU>
 struct Loader {
   const unsigned char* from;   // the lane's 16 bytes of the next tile
-  const unsigned char* other;  // with a gate: where the next run of tiles begins, after this one
-  long long jump;              // bytes from the end of a run to this block's next one in the same matrix
-  int run;                     // tiles that lie side by side
+  const unsigned char* other;  // with a gate: where the run of tiles begins that comes after this one
   int left;                    // tiles that this warp still asks for
-  int ahead;                   // tiles from the next one to the end of its run
-  int at, part;                // the run's sixteen; the matrix that has it
+  int ahead;                   // tiles from the next one to the end of those that lie side by side
+  int part;                    // the matrix that has it
 
-  __device__ __forceinline__ void begin(const Parts& parts, int sixteen, int steps, int tiles, int lane) {
-    run = parts.unit * steps;
-    jump = static_cast<long long>(gridDim.x - 1) * run * BYTES;
+  /// @param first the block's first sixteen
+  __device__ __forceinline__ void begin(const Parts& parts, int first, int steps, int tiles) {
+    part = SWIGLU ? 0 : part_of(parts, first);
+    const long long at =
+        static_cast<long long>(first - parts.first[part]) * steps * BYTES + threadIdx.x % 32 * 16;
+    from = static_cast<const unsigned char*>(parts.part[part].tiles) + at;
+    other = SWIGLU ? static_cast<const unsigned char*>(parts.part[1].tiles) + at : nullptr;
     left = tiles;
-    ahead = run;
-    at = sixteen;
-    part = SWIGLU ? 0 : part_of(parts, at);
-    const long long to = static_cast<long long>(at - parts.first[part]) * steps * BYTES + 16 * lane;
-    from = static_cast<const unsigned char*>(parts.part[part].tiles) + to;
-    other = SWIGLU ? static_cast<const unsigned char*>(parts.part[1].tiles) + to : nullptr;
+    ahead = SWIGLU ? parts.unit * steps : (parts.first[part + 1] - first) * steps;
   }
 
   /// n tiles further on.
@@ -194,20 +183,16 @@ struct Loader {
     while (ahead <= 0 && left > 0) {
       // Over the end by -ahead tiles.
       if constexpr (SWIGLU) {
-        const unsigned char* after = from + ahead * BYTES + jump;
+        const unsigned char* end = from + ahead * BYTES;
         from = other - ahead * BYTES;
-        other = after;
+        other = end;
+        ahead += parts.unit * steps;
       } else {
-        from += jump;
-        at += static_cast<int>(gridDim.x);
-        if (at >= parts.first[part + 1]) {
-          part = part_of(parts, at);
-          from = static_cast<const unsigned char*>(parts.part[part].tiles) +
-                 static_cast<long long>(at - parts.first[part]) * steps * BYTES - ahead * BYTES +
-                 threadIdx.x % 32 * 16;
-        }
+        ++part;
+        from =
+            static_cast<const unsigned char*>(parts.part[part].tiles) + threadIdx.x % 32 * 16 - ahead * BYTES;
+        ahead += (parts.first[part + 1] - parts.first[part]) * steps;
       }
-      ahead += run;
     }
   }
 };
@@ -217,82 +202,71 @@ struct Loader {
 /// @tparam NT tokens of the activations' group: 1 or 8
 /// @tparam W warps of a block
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
-template <class Format, int NT, int W, bool SWIGLU>
+/// @tparam STAGED the activations are copied to shared memory; too many, they are read where they are
+template <class Format, int NT, int W, bool SWIGLU, bool STAGED>
 __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
-    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int steps, int staged) {
+    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int steps) {
   constexpr int D = Format::kInFlight, COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
   __shared__ Partial<NT, W> partial;
+  __shared__ float root;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int g = lane / 4, t = lane % 4;
 
   // 1. This block's sixteens of rows, a turn each; with SWIGLU two turns each, of the gate and of the other matrix. All
   //    blocks have as many, or one unit less.
   allow_next_kernel();
-  const int rows16 = SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts];
-  const int grid = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const int turns = (rows16 / parts.unit - block + grid - 1) / grid * parts.unit * (SWIGLU ? 2 : 1);
+  const int block = static_cast<int>(blockIdx.x);
+  const int first = (block * parts.share + min(block, parts.more)) * parts.unit;
+  const int turns = (parts.share + (block < parts.more ? 1 : 0)) * parts.unit * (SWIGLU ? 2 : 1);
 
   // 2. D tiles on their way before anything else, into a ring of the warp's own in shared memory. Registers would do, but
   //    a warp can tell only a few of its loads apart (six scoreboards): waiting for the oldest, it would wait for more.
   //    Weights do not depend on the kernel before this one; activations do.
   unsigned char* const ring = dynamic_shared<unsigned char>() + warp * (D * BYTES);  // [D][BYTES]
   Loader<BYTES, SWIGLU> loader;
-  loader.begin(parts, parts.sixteen(0), steps, turns * steps > warp ? (turns * steps - warp + W - 1) / W : 0,
-               lane);
+  loader.begin(parts, first, steps, turns * steps > warp ? (turns * steps - warp + W - 1) / W : 0);
   loader.advance(parts, warp, steps);
-  // Nothing is left to ask for: the memory's time until the next launch goes to what that one begins with.
-  const auto ask_ahead = [&] {
-    for (int n = 0; n < kMostMmvqParts; ++n) {
-      for (unsigned l = blockIdx.x * (32 * W) + threadIdx.x; l < parts.next_lines[n];
-           l += gridDim.x * (32 * W))
-        prefetch_l2(parts.next[n] + 128ULL * l);
-    }
-  };
-  if (loader.left == 0) ask_ahead();
   const bool has_tail = 16 * lane < BYTES % 512;
   const auto load_next = [&](unsigned char* to) {
     if (loader.left > 0) {
       copy_vectors<BYTES / 512>(to, loader.from);
       if (has_tail) cp_async_cg_at<BYTES / 512 * 512>(to, loader.from);
-      if (--loader.left == 0) ask_ahead();
+      --loader.left;
       loader.advance(parts, W, steps);
     }
     cp_async_commit_group();  // empty at the end, so that groups count tiles
   };
+#pragma unroll 1
   for (int d = 0; d < D; ++d) load_next(ring + d * BYTES + 16 * lane);
 
-  // 3. Activations: one wait for all of them. Planes that are too many for shared memory are read where they are.
-  unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;
+  // 3. Activations: one wait for all of them.
+  wait_for_previous_kernel();
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
-  if (NT == 1 && x.row != nullptr) {
-    tile_acts::RowQuantizer<W> row;
-    row.load_weights(x.norm, id);
-    wait_for_previous_kernel();
-    row.store(x.row, x.norm, x.epsilon, id, planes, 0, 1, &partial.v[0][0][0]);
-  } else {
-    wait_for_previous_kernel();
-    if (NT == 1 || staged != 0) {
-      uint4* to = reinterpret_cast<uint4*>(planes);
-      const uint4* from = reinterpret_cast<const uint4*>(acts);
-      const int all = static_cast<int>(tile_acts::group_bytes(NT, id) / 16);
-      for (int i0 = static_cast<int>(threadIdx.x); i0 < all; i0 += 4 * 32 * W) {
-        uint4 v[4];
+  if constexpr (STAGED) {
+    unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;
+    uint4* to = reinterpret_cast<uint4*>(planes);
+    const uint4* from = reinterpret_cast<const uint4*>(acts);
+    const int all = static_cast<int>(tile_acts::group_bytes(NT, id) / 16);
+#pragma unroll 1
+    for (int i0 = static_cast<int>(threadIdx.x); i0 < all; i0 += 4 * 32 * W) {
+      uint4 v[4];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if (i0 + k * 32 * W < all) v[k] = from[i0 + k * 32 * W];
-        }
+      for (int k = 0; k < 4; ++k) {
+        if (i0 + k * 32 * W < all) v[k] = from[i0 + k * 32 * W];
+      }
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if (i0 + k * 32 * W < all) to[i0 + k * 32 * W] = v[k];
-        }
+      for (int k = 0; k < 4; ++k) {
+        if (i0 + k * 32 * W < all) to[i0 + k * 32 * W] = v[k];
       }
     }
-  }
-  if (NT == 1 || staged != 0) {
-    __syncthreads();  // all activations are there, and what the quantizer needed of `partial` is free
+    __syncthreads();  // all activations are there
     acts = planes;
+  }
+  if (NT == 1 && warp == W - 1) {  // which has no more to do than others, and often less
+    const float factor = x.squares != nullptr ? tile_acts::root_of(x.squares, id, x.epsilon) : 1.0f;
+    if (lane == 0) root = factor;  // read behind the barriers of step 4
   }
   const unsigned char* const codes = acts + (g % NT * 4 + t) * 16;
   const unsigned char* const scales =
@@ -305,7 +279,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   int turn = 0, step = warp;  // of the warp's next tile
   while (step >= steps) step -= steps, ++turn;
   LaneSums<NT> sums;
-  int begun = 0;
+  int begun = 0, side = 0;
   do {
     const int until = min(begun + TURNS, turns);
     int sum_at = step;  // step modulo W
@@ -322,7 +296,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       step += W;
       if (step < steps) continue;
       // The warp's last tile of the turn.
-      float(&to)[kRows * NT] = partial.v[turn - begun][sum_at];
+      float(&to)[kRows * NT] = partial.v[side][turn - begun][sum_at];
 #pragma unroll
       for (int row16 = 0; row16 < 2; ++row16) {
 #pragma unroll
@@ -335,12 +309,13 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       while (step >= steps) step -= steps, ++turn;
       sum_at = step;
     }
-    __syncthreads();  // all warps' sums are there
-    finish<NT, W, SWIGLU>(parts, begun, until - begun, nt, min(steps, W), partial);
+    __syncthreads();  // all warps' sums are there; and those before them, which are next overwritten, are read
+    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt, min(steps, W), root,
+                          partial.v[side]);
     begun = until;
-    if (begun < turns) __syncthreads();  // and read before the next ones are written
+    side ^= 1;
   } while (begun < turns);
-  if constexpr (SWIGLU && NT == 1) {
+  if constexpr (NT == 1) {
     if (parts.planes != nullptr && blockIdx.x + 1 == gridDim.x)
       tile_acts::store_padding(parts.planes, parts.part[0].od);
   }
@@ -352,6 +327,11 @@ template <class Format, int W>
 constexpr std::size_t ring_bytes() {
   return static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>();
 }
+/// Shared memory beside rings and activations: sums, and what they are multiplied with.
+template <int NT, int W>
+constexpr std::size_t fixed_bytes() {
+  return sizeof(Partial<NT, W>) + sizeof(float);
+}
 
 inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more would not fit
 
@@ -360,9 +340,8 @@ inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more wo
 template <class Format>
 constexpr int warps(long long id, std::size_t limit) {
   constexpr int W = Format::kWarps;
-  const bool fits =
-      ring_bytes<Format, W>() + tile_acts::group_bytes(1, id) + sizeof(Partial<1, W>) <= limit &&
-      ring_bytes<Format, W>() + sizeof(Partial<tile_acts::kMostTokens, W>) <= limit;
+  const bool fits = ring_bytes<Format, W>() + tile_acts::group_bytes(1, id) + fixed_bytes<1, W>() <= limit &&
+                    ring_bytes<Format, W>() + fixed_bytes<tile_acts::kMostTokens, W>() <= limit;
   return fits ? W : kFewWarps;
 }
 
@@ -374,7 +353,7 @@ template <class Format, int NT, int W>
 constexpr bool stages(long long id, std::size_t limit) {
   const std::size_t planes = tile_acts::group_bytes(NT, id);
   return NT == 1 ||
-         (planes <= kMostStagedBytes && ring_bytes<Format, W>() + planes + sizeof(Partial<NT, W>) <= limit);
+         (planes <= kMostStagedBytes && ring_bytes<Format, W>() + planes + fixed_bytes<NT, W>() <= limit);
 }
 
 template <class F>
@@ -414,58 +393,66 @@ Status with_tile_format(WeightType type, F&& f) {
 }
 
 template <class Format, int NT, int W, bool SWIGLU>
-Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& stream,
-                    const MmvqLaunch& how) {
-  for (std::size_t n = 0; n < kMostMmvqParts; ++n) {
-    parts.next[n] = static_cast<const unsigned char*>(how.next[n].from);
-    parts.next_lines[n] = static_cast<unsigned>(how.next[n].bytes / 128);
-  }
+Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& stream, bool programmatic) {
   parts.unit = parts.planes != nullptr ? 2 : 1;  // whole: od is then a multiple of 32
   const int row_steps = static_cast<int>(steps<typename Format::Block>(id));
   const int units = (SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts]) / parts.unit;
   const int most = std::max(1, multiprocessor_count() * (NT > 1 ? 16 : Format::kWarpsPerSm) / W);
   LaunchOptions options;
-  options.programmatic = how.programmatic;
+  options.programmatic = programmatic;
   const std::size_t limit = shared_memory_limit();
   const bool staged = stages<Format, NT, W>(id, limit);
   const std::size_t shared = ring_bytes<Format, W>() + (staged ? tile_acts::group_bytes(NT, id) : 0);
-  if (shared + sizeof(Partial<NT, W>) > limit) {
+  if (shared + fixed_bytes<NT, W>() > limit) {
     return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
                          " activations and the weights under way take " +
-                         std::to_string(shared + sizeof(Partial<NT, W>)) +
+                         std::to_string(shared + fixed_bytes<NT, W>()) +
                          " bytes of shared memory; a block of this device has " + std::to_string(limit));
   }
-  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU>,
-                dim3(static_cast<unsigned>(std::min(units, most))), dim3(32 * W), shared, stream, parts, acts,
-                nt, id, row_steps, staged ? 1 : 0);
+  const int blocks = std::min(units, most);
+  parts.share = units / blocks;
+  parts.more = units % blocks;
+  const dim3 grid(static_cast<unsigned>(blocks)), block(32 * W);
+  if constexpr (NT > 1) {
+    if (!staged) {
+      return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, false>, grid, block, shared, stream, parts,
+                    acts, nt, id, row_steps);
+    }
+  }
+  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, true>, grid, block, shared, stream, parts, acts,
+                nt, id, row_steps);
 }
 
 template <class Format, bool SWIGLU>
 Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stream& stream,
-                  const MmvqLaunch& how) {
+                  bool programmatic) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  bool all_aligned = aligned(acts.planes) && aligned(acts.row) && aligned(acts.norm) && aligned(parts.planes);
+  bool all_aligned = aligned(acts.planes) && aligned(parts.planes);
   for (const MmvqPart& p : parts.part) all_aligned = all_aligned && aligned(p.tiles);
   if (!all_aligned) return Status::error("weights and activations must begin at a multiple of 16 bytes");
-  if ((acts.planes != nullptr) == (acts.row != nullptr)) {
-    return Status::error("mmvq_tiles: activations are either planes or a row of f32, one of them");
-  }
-  if (acts.row != nullptr && nt != 1) {
-    return Status::error("mmvq_tiles: a row of f32 is one token's, and nt is " + std::to_string(nt) +
-                         "; more tokens come as planes");
+  if (acts.squares != nullptr && nt != 1) {
+    return Status::error("mmvq_tiles: only a token alone can be normalised here, and nt is " +
+                         std::to_string(nt));
   }
   const auto go = [&]<int NT>() {
     return warps<Format>(id, shared_memory_limit()) == Format::kWarps
-               ? launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, how)
-               : launch_parts<Format, NT, kFewWarps, SWIGLU>(parts, acts, nt, id, stream, how);
+               ? launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic)
+               : launch_parts<Format, NT, kFewWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic);
   };
   return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
+}
+
+inline Status planes_supported(long long nt, long long od) {
+  if (nt == 1 && od % kQ8ActsPerBlock == 0) return {};
+  return Status::error("mmvq_tiles: planes of results are one token's and whole blocks of " +
+                       std::to_string(kQ8ActsPerBlock) + ", not nt " + std::to_string(nt) + " and od " +
+                       std::to_string(od));
 }
 
 /// launch_mmvq_tiles for one format.
 template <class Format>
 Status launch_format(std::span<const MmvqPart> matrices, const MmvqActs& acts, int nt, int id, Stream& stream,
-                     const MmvqLaunch& how) {
+                     bool programmatic, const MmvqPlanes& also = {}) {
   if (matrices.empty() || matrices.size() > kMostMmvqParts) {
     return Status::error("mmvq_tiles: 1 to " + std::to_string(kMostMmvqParts) + " matrices at once, not " +
                          std::to_string(matrices.size()));
@@ -479,21 +466,30 @@ Status launch_format(std::span<const MmvqPart> matrices, const MmvqActs& acts, i
     parts.part[p] = m;
     parts.first[p + 1] += static_cast<int>(row_tiles(m.od));
   }
-  return launch_any<Format, false>(parts, acts, nt, id, stream, how);
+  if (also.planes != nullptr) {
+    if (Status ok = planes_supported(nt, matrices[0].od); !ok.ok()) return ok;
+    if (matrices.size() != 1 || also.weight == nullptr || also.squares == nullptr) {
+      return Status::error(
+          "mmvq_tiles: planes of results are those of one matrix, with weights and squares for a "
+          "normalisation");
+    }
+    parts.planes = static_cast<unsigned char*>(also.planes);
+    parts.weight = also.weight;
+    parts.squares = also.squares;
+  }
+  return launch_any<Format, false>(parts, acts, nt, id, stream, programmatic);
 }
 
 /// launch_mmvq_tiles_swiglu for one format.
 template <class Format>
 Status launch_swiglu_format(const void* gate, const void* up, const MmvqActs& acts, float* out, void* planes,
-                            Shape s, Stream& stream, const MmvqLaunch& how) {
+                            Shape s, Stream& stream, bool programmatic) {
   if (Status ok = mmvq_tiles_supported(Format::Block::kType, s); !ok.ok()) return ok;
   if ((out != nullptr) == (planes != nullptr)) {
     return Status::error("mmvq_tiles: with a gate, results go either to f32 rows or to planes, one of them");
   }
-  if (planes != nullptr && (s.nt != 1 || s.od % kQ8ActsPerBlock != 0)) {
-    return Status::error("mmvq_tiles: planes of results are one token's and whole blocks of " +
-                         std::to_string(kQ8ActsPerBlock) + ", not nt " + std::to_string(s.nt) + " and od " +
-                         std::to_string(s.od));
+  if (planes != nullptr) {
+    if (Status ok = planes_supported(s.nt, s.od); !ok.ok()) return ok;
   }
   Parts parts{};
   const int od = static_cast<int>(s.od), rows16 = static_cast<int>(row_tiles(s.od));
@@ -502,18 +498,20 @@ Status launch_swiglu_format(const void* gate, const void* up, const MmvqActs& ac
   parts.first[1] = rows16;
   parts.first[2] = parts.first[3] = 2 * rows16;
   parts.planes = static_cast<unsigned char*>(planes);
-  return launch_any<Format, true>(parts, acts, static_cast<int>(s.nt), static_cast<int>(s.id), stream, how);
+  return launch_any<Format, true>(parts, acts, static_cast<int>(s.nt), static_cast<int>(s.id), stream,
+                                  programmatic);
 }
 
 }  // namespace tiles
 
 /// out[nt][od] = acts[nt][id] . weights[od][id]^T for one to three matrices of a type, with bias and residual as the
-/// parts say. A token's result is the same bits for every nt, whatever other parts there are, and whether it comes as
-/// planes or as a row. Does not synchronise.
+/// parts say. A token's result is the same bits for every nt and whatever other parts there are. Does not synchronise.
+/// @param also of one matrix and one token, od % 32 == 0: the row for the next product, beside `out`
 inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matrices, const MmvqActs& acts,
-                                int nt, int id, Stream& stream, const MmvqLaunch& how = {}) {
+                                int nt, int id, Stream& stream, bool programmatic = false,
+                                const MmvqPlanes& also = {}) {
   return tiles::with_tile_format(type, [&](auto format) -> Status {
-    return tiles::launch_format<decltype(format)>(matrices, acts, nt, id, stream, how);
+    return tiles::launch_format<decltype(format)>(matrices, acts, nt, id, stream, programmatic, also);
   });
 }
 
@@ -523,21 +521,22 @@ inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matri
 /// @param planes where `out` is null: tile_acts::bytes(1, od), the result as int8 planes, nt 1 and od % 32 == 0
 inline Status launch_mmvq_tiles_swiglu(WeightType type, const void* gate, const void* up,
                                        const MmvqActs& acts, float* out, void* planes, Shape s,
-                                       Stream& stream, const MmvqLaunch& how = {}) {
+                                       Stream& stream, bool programmatic = false) {
   return tiles::with_tile_format(type, [&](auto format) -> Status {
-    return tiles::launch_swiglu_format<decltype(format)>(gate, up, acts, out, planes, s, stream, how);
+    return tiles::launch_swiglu_format<decltype(format)>(gate, up, acts, out, planes, s, stream,
+                                                         programmatic);
   });
 }
 
-/// Upper bound on the f32 roundings that a term meets in mmvq_tiles: with its block (scales, sums of up to eight
-/// sub-blocks, the block's scale), along its warp, over the warps.
+/// Upper bound on the f32 roundings that a term meets in mmvq_tiles: with its sub-block (the scale, two products and a
+/// conversion), along its lane, over lanes and warps, and with a bias and a residual.
 inline double mmvq_tiles_roundings(WeightType type, long long id) {
   const double span = info(type).block_elems == 32 ? 128 : 256,
                row_steps = static_cast<double>((id + 255) / 256 * 256) / span;
   const double most_warps = 16, fewest_warps = 4;
   const double a_step =
-      info(type).block_elems == 32 ? 4 * 2 : 2;  // additions to the warp's sum, with their products
-  return 2 + 8 * 2 + a_step * (row_steps / fewest_warps + 4) + most_warps + 2;
+      info(type).block_elems == 32 ? 2 : 4;  // additions to the lane's sum, with those of minima
+  return 4 + a_step * (row_steps / fewest_warps + 1) + 2 + most_warps + 2;
 }
 
 }  // namespace ladder

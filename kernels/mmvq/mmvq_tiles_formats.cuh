@@ -4,15 +4,16 @@
 // A format is a struct with
 //   Block      the type's block
 //   kInFlight  tiles that a warp has under way
-//   kWarps, kWarpsPerSm  warps of a block, and how many of a launch a multiprocessor works with
-//   kResidentWarps  how many it has registers for: of a launch and of the next, which waits with its first tiles
+//   kWarps     warps of a block
+//   kWarpsPerSm  how many of them a multiprocessor has at once
 //   kZero      what unsigned codes are too large by
 //   kMin       whether a minimum is added to what codes mean
 //   kHalves    whether 16 codes have a scale, not 32
 //   Raw        a lane's share of a tile, in registers: codes, and scales as NT tokens want them
 //   load       tile -> Raw, in loads of 16 bytes where there are that many
 //   codes<S>   Raw -> the instruction's operand for sub-block S: 32 codes of 16 rows, one byte each
-//   scales     Raw -> scales of a sub-block for rows g and g + 8 (types with blocks of 32: f32, else integers)
+//   scales     Raw -> scales of a sub-block for rows g and g + 8: f32; of types with two in a sub-block integers, and
+//   units      what these are multiples of
 //
 // Lane 4g + t has rows g and g + 8 of every product. With eight tokens it has those of tokens 2t and 2t + 1, and scales
 // all sub-blocks of them. With one token all four lanes of a row have the same product: so each of them scales one
@@ -60,13 +61,13 @@ __device__ __forceinline__ unsigned bit_of_bytes(unsigned w) {
   return (S < TO ? w << (TO - S) : w >> (S - TO)) & (0x01010101u << TO);
 }
 
-/// Scales of a sub-block, for rows g and g + 8.
+/// Scales of a sub-block, for rows g and g + 8: what a code is multiplied with, and what is then added to it.
 struct FloatScales {
   float d[2], min[2];
 };
+/// Of a sub-block with a scale for each half: multiples of a unit.
 struct IntScales {
-  int d[2][2];    // [row][half]; a scale of 32 codes in [0]
-  int min[2][2];  // the same
+  int d[2][2], min[2][2];  // [row][half]
 };
 
 // Blocks of 32 --------------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ struct NibbleRaw {
 // ANCHOR: tile_q4_0
 struct TileQ4_0 {
   using Block = BlockQ4_0;
-  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
+  static constexpr int kInFlight = 6, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 8;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -140,8 +141,8 @@ struct TileQ4_0 {
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
     r.template nibbles<S>(a);
   }
-  template <class R>
-  static __device__ __forceinline__ FloatScales scales(const R& r, int, int sub) {
+  template <int H, class R>
+  static __device__ __forceinline__ FloatScales scales(const R& r, int sub) {
     return r.scales.of(sub);
   }
 };
@@ -150,7 +151,7 @@ struct TileQ4_0 {
 // ANCHOR: tile_q4_1
 struct TileQ4_1 : TileQ4_0 {
   using Block = BlockQ4_1;
-  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
+  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;
   template <int NT>
@@ -172,7 +173,7 @@ struct FiveBitRaw : NibbleRaw<NT, Scales, 1280> {
 // ANCHOR: tile_q5_0
 struct TileQ5_0 : TileQ4_0 {
   using Block = BlockQ5_0;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
+  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 16;
   template <int NT>
   using Raw = FiveBitRaw<NT, ScalePairs>;
@@ -190,7 +191,7 @@ struct TileQ5_0 : TileQ4_0 {
 // ANCHOR: tile_q5_1
 struct TileQ5_1 : TileQ5_0 {
   using Block = BlockQ5_1;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
+  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;
   template <int NT>
@@ -201,7 +202,7 @@ struct TileQ5_1 : TileQ5_0 {
 // ANCHOR: tile_q8_0
 struct TileQ8_0 : TileQ4_0 {
   using Block = BlockQ8_0;
-  static constexpr int kInFlight = 5, kWarps = 8, kWarpsPerSm = 8, kResidentWarps = 16;
+  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   template <int NT>
   struct Raw {
@@ -240,7 +241,7 @@ __device__ __forceinline__ void iq4_bytes(unsigned nibbles, unsigned& low, unsig
 // ANCHOR: tile_iq4_nl
 struct TileIQ4_NL : TileQ4_0 {
   using Block = BlockIQ4_NL;
-  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16, kResidentWarps = 32;
+  static constexpr int kInFlight = 6, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   template <int S, class R>
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
@@ -250,20 +251,28 @@ struct TileIQ4_NL : TileQ4_0 {
 };
 // ANCHOR_END: tile_iq4_nl
 
-// Blocks of 256: integer scales inside, one or two f32 products at the end ---------------------------------------------
-// half = 0, 1: the block's eight sub-blocks, four at a time; sub = 0..3 in it.
+// Blocks of 256: integer scales inside, multiples of one or two f32 units --------------------------------------------------
+// H = 0, 1: the block's eight sub-blocks, four at a time; sub = 0..3 in it.
 
-/// A 6-bit scale and minimum of Q4_K and Q5_K: sub-block 4 half + sub.
-__device__ __forceinline__ void scale_min_k4(const uint4& head, int half, int sub, int& scale, int& min) {
-  const unsigned a = head.y >> (8 * sub), b = head.z >> (8 * sub), c = head.w >> (8 * sub);
-  scale = static_cast<int>(half == 0 ? a & 63u : (c & 15u) | (a >> 2 & 48u));
-  min = static_cast<int>(half == 0 ? b & 63u : (c >> 4 & 15u) | (b >> 2 & 48u));
+/// Byte i of a word: put below the exponent of 2^23, of which it is then taken off. An instruction that converts bytes is
+/// four times as slow.
+__device__ __forceinline__ float byte_to_float(unsigned w, int i) {
+  return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7540u + static_cast<unsigned>(i))) - 8388608.0f;
+}
+/// The 6-bit scales of Q4_K and Q5_K of four sub-blocks, a byte each; then the minima.
+template <int H>
+__device__ __forceinline__ unsigned scales_k4(const uint4& head) {
+  return H == 0 ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | (head.y >> 2 & 0x30303030u);
+}
+template <int H>
+__device__ __forceinline__ unsigned minima_k4(const uint4& head) {
+  return H == 0 ? head.z & 0x3f3f3f3fu : (head.w >> 4 & 0x0f0f0f0fu) | (head.z >> 2 & 0x30303030u);
 }
 
 // ANCHOR: tile_q4_k
 struct TileQ4_K {
   using Block = BlockQ4_K;
-  static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 12, kResidentWarps = 24;
+  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = false;
   template <int NT>
@@ -287,16 +296,15 @@ struct TileQ4_K {
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = S % 2 == 0 ? low_nibbles(w[i]) : high_nibbles(w[i]);
   }
-  template <class R>
-  static __device__ __forceinline__ IntScales scales(const R& r, int half, int sub) {
-    IntScales s;
+  template <int H, class R>
+  static __device__ __forceinline__ FloatScales scales(const R& r, int sub) {
+    FloatScales s;
 #pragma unroll
-    for (int row = 0; row < 2; ++row) scale_min_k4(r.head[row], half, sub, s.d[row][0], s.min[row][0]);
+    for (int row = 0; row < 2; ++row) {
+      s.d[row] = low_half(r.head[row].x) * byte_to_float(scales_k4<H>(r.head[row]), sub);
+      s.min[row] = -high_half(r.head[row].x) * byte_to_float(minima_k4<H>(r.head[row]), sub);
+    }
     return s;
-  }
-  template <class R>
-  static __device__ __forceinline__ FloatScales units(const R& r) {
-    return {{low_half(r.head[0].x), low_half(r.head[1].x)}, {high_half(r.head[0].x), high_half(r.head[1].x)}};
   }
 };
 // ANCHOR_END: tile_q4_k
@@ -304,7 +312,7 @@ struct TileQ4_K {
 // ANCHOR: tile_q5_k
 struct TileQ5_K : TileQ4_K {
   using Block = BlockQ5_K;
-  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 8, kResidentWarps = 16;
+  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
   template <int NT>
   struct Raw {
     uint4 w[4], head[2];
@@ -337,7 +345,7 @@ __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int s
 // ANCHOR: tile_q6_k
 struct TileQ6_K {
   using Block = BlockQ6_K;
-  static constexpr int kInFlight = 3, kWarps = 8, kWarpsPerSm = 8, kResidentWarps = 16;
+  static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 12;
   static constexpr int kZero = 32;
   static constexpr bool kMin = false, kHalves = true;
   template <int NT>
@@ -372,12 +380,12 @@ struct TileQ6_K {
              ((K < 2 ? h[i] << (4 - 2 * K) : h[i] >> (2 * K - 4)) & 0x30303030u);
     }
   }
-  template <class R>
-  static __device__ __forceinline__ IntScales scales(const R& r, int half, int sub) {
+  template <int H, class R>
+  static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
     IntScales s;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const unsigned two = two_bytes(part(r.scale[row], 2 * half), part(r.scale[row], 2 * half + 1), sub);
+      const unsigned two = two_bytes(part(r.scale[row], 2 * H), part(r.scale[row], 2 * H + 1), sub);
       s.d[row][0] = static_cast<signed char>(two & 0xffu);
       s.d[row][1] = static_cast<signed char>(two >> 8);
     }
@@ -403,7 +411,7 @@ __device__ __forceinline__ void two_bits(const uint4 (&w)[2], std::uint32_t (&a)
 // ANCHOR: tile_q2_k
 struct TileQ2_K {
   using Block = BlockQ2_K;
-  static constexpr int kInFlight = 5, kWarps = 12, kWarpsPerSm = 24, kResidentWarps = 24;
+  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
@@ -424,12 +432,12 @@ struct TileQ2_K {
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
     two_bits<S>(r.w, a);
   }
-  template <class R>
-  static __device__ __forceinline__ IntScales scales(const R& r, int half, int sub) {
+  template <int H, class R>
+  static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
     IntScales s;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const unsigned two = two_bytes(part(r.scale[row], 2 * half), part(r.scale[row], 2 * half + 1), sub);
+      const unsigned two = two_bytes(part(r.scale[row], 2 * H), part(r.scale[row], 2 * H + 1), sub);
       s.d[row][0] = static_cast<int>(two & 15u);
       s.d[row][1] = static_cast<int>(two >> 8 & 15u);
       s.min[row][0] = static_cast<int>(two >> 4 & 15u);
@@ -447,7 +455,7 @@ struct TileQ2_K {
 // ANCHOR: tile_q3_k
 struct TileQ3_K {
   using Block = BlockQ3_K;
-  static constexpr int kInFlight = 4, kWarps = 12, kWarpsPerSm = 24, kResidentWarps = 24;
+  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 4;
   static constexpr bool kMin = false, kHalves = true;
   template <int NT>
@@ -475,17 +483,17 @@ struct TileQ3_K {
     a[2] |= bit_of_bytes<S, 2>(r.third.y);
     a[3] |= bit_of_bytes<S, 2>(r.third.w);
   }
-  template <class R>
-  static __device__ __forceinline__ IntScales scales(const R& r, int half, int sub) {
-    // Scale j = 8 half + 2 sub: four low bits in a nibble of byte j % 8, low nibbles for j < 8; two high bits at
+  template <int H, class R>
+  static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
+    // Scale j = 8 H + 2 sub: four low bits in a nibble of byte j % 8, low nibbles for j < 8; two high bits at
     // 2 (j / 4) of byte 8 + j % 4.
     IntScales s;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const unsigned low = row == 0 ? r.head.x : r.scale8.x, low4 = row == 0 ? r.head.y : r.scale8.y;
       const unsigned high = row == 0 ? r.head.z : r.scale8_high;
-      const unsigned two = two_bytes(low, low4, sub) >> (4 * half);
-      const unsigned top = high >> (16 * (sub % 2) + 4 * half + 2 * (sub / 2));
+      const unsigned two = two_bytes(low, low4, sub) >> (4 * H);
+      const unsigned top = high >> (16 * (sub % 2) + 4 * H + 2 * (sub / 2));
       s.d[row][0] = static_cast<int>((two & 15u) | (top << 4 & 48u)) - 32;
       s.d[row][1] = static_cast<int>((two >> 8 & 15u) | (top >> 4 & 48u)) - 32;
     }
@@ -501,7 +509,7 @@ struct TileQ3_K {
 // ANCHOR: tile_iq4_xs
 struct TileIQ4_XS {
   using Block = BlockIQ4_XS;
-  static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 24, kResidentWarps = 24;
+  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -520,17 +528,15 @@ struct TileIQ4_XS {
     iq4_bytes(part(r.w[S / 4], S % 4), a[0], a[2]);
     iq4_bytes(part(r.w[2 + S / 4], S % 4), a[1], a[3]);
   }
-  template <class R>
-  static __device__ __forceinline__ IntScales scales(const R& r, int half, int sub) {
-    IntScales s;
-    const int at = 4 * half + sub;
-    s.d[0][0] = static_cast<int>((r.head.y >> (4 * at) & 15u) | (r.head.x >> (16 + 2 * at) & 3u) << 4) - 32;
-    s.d[1][0] = static_cast<int>((r.head.w >> (4 * at) & 15u) | (r.head.z >> (16 + 2 * at) & 3u) << 4) - 32;
-    return s;
-  }
-  template <class R>
-  static __device__ __forceinline__ FloatScales units(const R& r) {
-    return {{low_half(r.head.x), low_half(r.head.z)}, {}};
+  template <int H, class R>
+  static __device__ __forceinline__ FloatScales scales(const R& r, int sub) {
+    const int at = 4 * H + sub;
+    const auto scale = [at](unsigned high, unsigned low) {
+      return static_cast<int>((low >> (4 * at) & 15u) | (high >> (16 + 2 * at) & 3u) << 4) - 32;
+    };
+    return {{low_half(r.head.x) * static_cast<float>(scale(r.head.x, r.head.y)),
+             low_half(r.head.z) * static_cast<float>(scale(r.head.z, r.head.w))},
+            {}};
   }
 };
 // ANCHOR_END: tile_iq4_xs
@@ -540,11 +546,23 @@ struct TileIQ4_XS {
 /// Activations' scale and sums of codes 0..15 and 16..31 of a block.
 struct ActsScale {
   float d;
-  int low, high;
+  unsigned sums;  // two int16
+  /// add + LOW * the first sum + HIGH * the second.
+  template <int LOW, int HIGH>
+  __device__ __forceinline__ int sum(int add = 0) const {
+#if defined(__CUDACC__)
+    return __dp2a_lo(static_cast<int>(sums), (LOW & 0xff) | (HIGH & 0xff) << 8, add);
+#else
+    return add + LOW * static_cast<short>(sums & 0xffffu) + HIGH * (static_cast<int>(sums) >> 16);
+#endif
+  }
 };
-__device__ __forceinline__ ActsScale acts_scale(uint2 packed) {
-  return {__uint_as_float(packed.x), static_cast<short>(packed.y & 0xffffu),
-          static_cast<int>(packed.y) >> 16};
+
+/// An integer of less than 2^22 that is added to the bits of 1.5 * 2^23 makes the bits of 1.5 * 2^23 + the integer: sums
+/// that begin with it are floats at the end, but for a subtraction.
+inline constexpr int kFloatBits = 0x4b400000;
+__device__ __forceinline__ float float_of_bits(int sum) {
+  return __uint_as_float(static_cast<unsigned>(sum)) - 12582912.0f;
 }
 
 /// A lane's sums: by sub-block modulo four (with one token: the lane's own only), row, token.
@@ -580,22 +598,58 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
                                               const unsigned char* codes, const unsigned char* scales, int t,
                                               LaneSums<NT>& sums) {
   constexpr int HALVES = Tile<typename Format::Block>::kSteps / 4, SUBS = LaneSums<NT>::SUBS,
-                COLS = LaneSums<NT>::COLS;
-  constexpr bool K = Format::Block::kElems == 256;
-  float block[SUBS][2][COLS] = {}, minima[SUBS][2][COLS] = {};  // of types with blocks of 256
+                COLS = LaneSums<NT>::COLS, ZERO = Format::kZero;
+  constexpr bool TWO = Format::kHalves;  // scales in a sub-block
   const auto half = [&]<int H>() {
-    // 1. Four sub-blocks of 32 codes, sixteen rows, eight tokens: exact integers. Scales of 16: in two instructions.
+    // 1. What activations bring: with one token of sub-block t only.
+    ActsScale x[SUBS][COLS];
+    if constexpr (NT == 1) {
+      const uint2 v = *reinterpret_cast<const uint2*>(scales + H * 32);
+      x[0][0] = {__uint_as_float(v.x), v.y};
+    } else {
+#pragma unroll
+      for (int n = 0; n < SUBS; n += 2) {
+#pragma unroll
+        for (int col = 0; col < COLS; ++col) {
+          const uint4 v = *reinterpret_cast<const uint4*>(scales + (2 * H + n / 2) * NT * 16 + col * 16);
+          x[n][col] = {__uint_as_float(v.x), v.y};
+          x[n + 1][col] = {__uint_as_float(v.z), v.w};
+        }
+      }
+    }
+
+    // 2. Four sub-blocks of 32 codes, sixteen rows, eight tokens: exact integers. Scales of 16: in two instructions. With
+    //    eight tokens the sums begin with what unsigned codes are too large by, and end as floats.
     int low[4][4];
     [[maybe_unused]] int high[4][4];
     const auto sub_block = [&]<int S>(uint4 q) {
       std::uint32_t a[4];
       Format::template codes<4 * H + S>(r, a);
       const std::uint32_t b[2] = {S % 2 == 0 ? q.x : q.z, S % 2 == 0 ? q.y : q.w};
-      if constexpr (Format::kHalves) {
-        mma_m16n8k16_s8_zero(low[S], {a[0], a[1]}, {b[0]});
-        mma_m16n8k16_s8_zero(high[S], {a[2], a[3]}, {b[1]});
+      if constexpr (NT == 1) {
+        if constexpr (TWO) {
+          mma_m16n8k16_s8_zero(low[S], {a[0], a[1]}, {b[0]});
+          mma_m16n8k16_s8_zero(high[S], {a[2], a[3]}, {b[1]});
+        } else {
+          mma_m16n8k32_s8_zero(low[S], a, b);
+        }
       } else {
-        mma_m16n8k32_s8_zero(low[S], a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const ActsScale& at = x[S][i % 2];
+          if constexpr (TWO) {
+            low[S][i] = ZERO == 0 ? 0 : at.template sum<-ZERO, 0>();
+            high[S][i] = ZERO == 0 ? 0 : at.template sum<0, -ZERO>();
+          } else {
+            low[S][i] = ZERO == 0 ? kFloatBits : at.template sum<-ZERO, -ZERO>(kFloatBits);
+          }
+        }
+        if constexpr (TWO) {
+          mma_m16n8k16_s8(low[S], {a[0], a[1]}, {b[0]});
+          mma_m16n8k16_s8(high[S], {a[2], a[3]}, {b[1]});
+        } else {
+          mma_m16n8k32_s8(low[S], a, b);
+        }
       }
     };
     const uint4 q0 = *reinterpret_cast<const uint4*>(codes + (2 * H) * NT * 64);
@@ -605,39 +659,38 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
     sub_block.template operator()<2>(q1);
     sub_block.template operator()<3>(q1);
 
-    // 2. Scales. With one token the lane takes sub-block t out of the four.
+    // 3. Scales. With one token the lane takes sub-block t out of the four.
 #pragma unroll
     for (int n = 0; n < SUBS; ++n) {
-      const int sub = NT == 1 ? t : n;
-      const auto s = Format::scales(r, H, sub);
+      const auto s = Format::template scales<H>(r, NT == 1 ? t : n);
 #pragma unroll
       for (int col = 0; col < COLS; ++col) {
-        const unsigned char* at =
-            scales + (NT == 1 ? H * 32 : (2 * H + n / 2) * NT * 16 + col * 16 + n % 2 * 8);
-        const ActsScale x = acts_scale(*reinterpret_cast<const uint2*>(at));
+        const ActsScale& at = x[n][col];
+        [[maybe_unused]] float sum = 0.0f;  // what a minimum is multiplied with
+        if constexpr (Format::kMin && !TWO) sum = at.d * static_cast<float>(at.template sum<1, 1>());
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const int i = 2 * row + col;
-          const int c = NT == 1 ? choose(low[0][i], low[1][i], low[2][i], low[3][i], t) : low[n][i];
-          if constexpr (Format::kHalves) {
-            const int c16 = NT == 1 ? choose(high[0][i], high[1][i], high[2][i], high[3][i], t) : high[n][i];
-            const int dot =
-                s.d[row][0] * (c - Format::kZero * x.low) + s.d[row][1] * (c16 - Format::kZero * x.high);
-            block[n][row][col] += x.d * static_cast<float>(dot);
-            if constexpr (Format::kMin) {
-              minima[n][row][col] += x.d * static_cast<float>(s.min[row][0] * x.low + s.min[row][1] * x.high);
+          float& to = sums.v[n][row][col];
+          int c = NT == 1 ? choose(low[0][i], low[1][i], low[2][i], low[3][i], t) : low[n][i];
+          if constexpr (TWO) {
+            int c16 = NT == 1 ? choose(high[0][i], high[1][i], high[2][i], high[3][i], t) : high[n][i];
+            if constexpr (NT == 1 && ZERO != 0) {
+              c = at.template sum<-ZERO, 0>(c);
+              c16 = at.template sum<0, -ZERO>(c16);
             }
-          } else if constexpr (K) {
-            block[n][row][col] += x.d * static_cast<float>(s.d[row][0] * c);
+            const FloatScales unit = Format::units(r);
+            to = fmaf(unit.d[row] * at.d, static_cast<float>(s.d[row][0] * c + s.d[row][1] * c16), to);
             if constexpr (Format::kMin) {
-              minima[n][row][col] += x.d * static_cast<float>(s.min[row][0] * (x.low + x.high));
+              const int minima =
+                  s.min[row][0] * at.template sum<1, 0>() + s.min[row][1] * at.template sum<0, 1>();
+              to = fmaf(-unit.min[row] * at.d, static_cast<float>(minima), to);
             }
           } else {
-            const int dot = c - Format::kZero * (x.low + x.high);
-            sums.v[n][row][col] += s.d[row] * x.d * static_cast<float>(dot);
-            if constexpr (Format::kMin) {
-              sums.v[n][row][col] += s.min[row] * (x.d * static_cast<float>(x.low + x.high));
-            }
+            if constexpr (NT == 1 && ZERO != 0) c = at.template sum<-ZERO, -ZERO>(c);
+            const float dot = NT == 1 ? static_cast<float>(c) : float_of_bits(c);
+            to = fmaf(s.d[row] * at.d, dot, to);
+            if constexpr (Format::kMin) to = fmaf(s.min[row], sum, to);
           }
         }
       }
@@ -645,22 +698,6 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
   };
   half.template operator()<0>();
   if constexpr (HALVES == 2) half.template operator()<1>();
-
-  // 3. The scales that a block of 256 has for all of its scales.
-  if constexpr (K) {
-    const FloatScales unit = Format::units(r);
-#pragma unroll
-    for (int n = 0; n < SUBS; ++n) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-#pragma unroll
-        for (int col = 0; col < COLS; ++col) {
-          sums.v[n][row][col] += unit.d[row] * block[n][row][col];
-          if constexpr (Format::kMin) sums.v[n][row][col] -= unit.min[row] * minima[n][row][col];
-        }
-      }
-    }
-  }
 }
 // ANCHOR_END: multiply_tile
 

@@ -12,6 +12,7 @@
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/mmvq/mmvq_tiles.cuh"
 #include "kernels/quant/dequantize.cuh"
+#include "kernels/quant/dequantize.hpp"
 
 using namespace ladder;
 
@@ -98,9 +99,9 @@ void check_shared(long long id, std::size_t limit) {
   const auto bytes = [&](std::size_t planes, bool staged, std::size_t partial) {
     return tiles::ring_bytes<Format, W>() + (staged ? planes : 0) + partial;
   };
-  CHECK(bytes(tile_acts::group_bytes(1, id), true, sizeof(tiles::Partial<1, W>)) <= limit);
+  CHECK(bytes(tile_acts::group_bytes(1, id), true, tiles::fixed_bytes<1, W>()) <= limit);
   CHECK(bytes(tile_acts::group_bytes(MOST, id), tiles::stages<Format, MOST, W>(id, limit),
-              sizeof(tiles::Partial<MOST, W>)) <= limit);
+              tiles::fixed_bytes<MOST, W>()) <= limit);
 }
 
 }  // namespace
@@ -141,16 +142,19 @@ TEST_CASE("shapes and operands that it cannot take are refused with the reason")
         "weights and activations must begin at a multiple of 16 bytes");
   CHECK(go(WeightType::f16, w.data(), 1, 64) ==
         "mmvq_tiles: f16 weights have no blocks; types with blocks of 32 or 256 have tiles");
-  const MmvqPart one{w.data(), out.data(), 2};
-  const auto with = [&](const MmvqActs& acts, int nt) {
-    return launch_mmvq_tiles(WeightType::q4_0, {&one, 1}, acts, nt, 64, stream).message();
+  const auto with = [&](const MmvqActs& acts, int nt, int od, const MmvqPlanes& also) {
+    const MmvqPart one{w.data(), out.data(), od};
+    return launch_mmvq_tiles(WeightType::q4_0, {&one, 1}, acts, nt, 64, stream, false, also).message();
   };
-  const std::string either = "mmvq_tiles: activations are either planes or a row of f32, one of them";
-  CHECK(with({}, 1) == either);
-  CHECK(with({x.data(), x.data()}, 1) == either);
-  CHECK(with({nullptr, x.data()}, 2) ==
-        "mmvq_tiles: a row of f32 is one token's, and nt is 2; more tokens come as planes");
-  CHECK(with({nullptr, x.data() + 1}, 1) == "weights and activations must begin at a multiple of 16 bytes");
+  CHECK(with({x.data(), x.data()}, 2, 32, {}) ==
+        "mmvq_tiles: only a token alone can be normalised here, and nt is 2");
+  CHECK(with({x.data()}, 1, 33, {x.data(), x.data(), x.data()}) ==
+        "mmvq_tiles: planes of results are one token's and whole blocks of 32, not nt 1 and od 33");
+  CHECK(
+      with({x.data()}, 1, 32, {x.data(), x.data()}) ==
+      "mmvq_tiles: planes of results are those of one matrix, with weights and squares for a normalisation");
+  CHECK(with({x.data()}, 1, 32, {x.data() + 1, x.data(), x.data()}) ==
+        "weights and activations must begin at a multiple of 16 bytes");
   const auto gated = [&](float* rows, void* planes, Shape s) {
     return launch_mmvq_tiles_swiglu(WeightType::q4_0, w.data(), w.data(), {x.data()}, rows, planes, s, stream)
         .message();
@@ -304,42 +308,117 @@ bool same_bytes(const auto& a, const auto& b) {
 
 }  // namespace
 
-TEST_CASE("a row that the product's own blocks quantize gives the bits of planes") {
+namespace {
+
+/// Planes of a row that is still to be normalised, as numbers; and the factor.
+struct Unnormalised {
+  std::vector<double> x;
+  double root = 0;
+  Unnormalised(const std::vector<unsigned char>& planes, const std::vector<float>& squares, int id,
+               float epsilon) {
+    double sum = 0;
+    for (const float s : squares) sum += s;
+    root = 1 / std::sqrt(sum / id + epsilon);
+    for (int i = 0; i < id; ++i) {
+      const int b = i / 32, word = i % 32 / 4;
+      float d;
+      std::memcpy(&d, planes.data() + tile_acts::scale_at(b, 0, 1, id), 4);
+      x.push_back(static_cast<double>(d) *
+                  static_cast<signed char>(
+                      planes[tile_acts::code_at(b, 0, 1, word) + static_cast<std::size_t>(i % 4)]));
+    }
+  }
+};
+
+}  // namespace
+
+// A row x goes to the next product as int8 of x * weight and the sums of x^2: what that one makes of it is the product
+// with normalised activations. Against float64, from the residual on.
+TEST_CASE("a product leaves the row of the next one, whose normalisation is still to come") {
   Stream stream;
-  const auto check = [&](WeightType type, int od, int id, bool normalised) {
+  const float epsilon = 1e-5f;
+  const auto check = [&](WeightType type, int od, int id, int next_od) {
     CAPTURE(info(type).name);
     CAPTURE(od);
     CAPTURE(id);
-    CAPTURE(normalised);
     const auto n = static_cast<std::size_t>(od);
     const Buffer<unsigned char> weights = random_tiles(type, od, id, 5, stream);
-    Buffer<float> x(static_cast<std::size_t>(id), "x"), norm(x.size(), "norm");
+    Buffer<unsigned char> blocks(static_cast<std::size_t>(next_od) * row_bytes(type, od), "blocks"),
+        tiled(tiles::bytes(type, {1, next_od, od}), "tiles"), acts(tile_acts::bytes(1, id), "acts");
+    fill_weights(blocks.data(), type, next_od, od, FillKind::uniform, 6, stream);
+    require(tiles::launch_repack(type, blocks.data(), tiled.data(), {1, next_od, od}, stream));
+    Buffer<float> x(static_cast<std::size_t>(id), "x"), norm(n, "norm"), residual(n, "residual"),
+        bias(static_cast<std::size_t>(next_od), "bias");
     fill(x.data(), x.size(), FillKind::uniform, 3, stream);
-    fill(norm.data(), norm.size(), FillKind::uniform, 4, stream);
-    const float* w = normalised ? norm.data() : nullptr;
-    GuardedBuffer<float> from_planes(n, "from planes"), from_row(n, "from row");
-    Buffer<unsigned char> planes(tile_acts::bytes(1, id), "planes");
-    require(tile_acts::launch_quantize(x.data(), w, 1e-6f, planes.data(), 1, id, stream));
-    const MmvqPart a{weights.data(), from_planes.data(), od}, b{weights.data(), from_row.data(), od};
-    require(launch_mmvq_tiles(type, {&a, 1}, {planes.data()}, 1, id, stream));
-    require(launch_mmvq_tiles(type, {&b, 1}, {nullptr, x.data(), w, 1e-6f}, 1, id, stream,
-                              {true, {{weights.data(), weights.size()}}}));
+    fill(norm.data(), n, FillKind::uniform, 4, stream);
+    fill(residual.data(), n, FillKind::uniform, 7, stream);
+    fill(bias.data(), bias.size(), FillKind::uniform, 8, stream);
+    require(tile_acts::launch_quantize(x.data(), nullptr, 0.0f, acts.data(), 1, id, stream));
+
+    // 1. The row, alone and with its planes: the same bits.
+    GuardedBuffer<float> plain(n, "plain"), row(n, "row"), squares(n / 32, "squares"),
+        squares2(n / 32, "squares 2");
+    GuardedBuffer<unsigned char> planes(tile_acts::bytes(1, od), "planes"),
+        planes2(planes.size(), "planes 2");
+    const MmvqPart a{weights.data(), plain.data(), od, nullptr, residual.data()},
+        b{weights.data(), row.data(), od, nullptr, residual.data()};
+    require(launch_mmvq_tiles(type, {&a, 1}, {acts.data()}, 1, id, stream));
+    require(launch_mmvq_tiles(type, {&b, 1}, {acts.data()}, 1, id, stream, true,
+                              {planes.data(), norm.data(), squares.data()}));
+    require(
+        tile_acts::launch_unnormalised(row.data(), norm.data(), planes2.data(), squares2.data(), od, stream));
     stream.synchronize();
-    const std::vector<float> got = downloaded(from_row);
-    CHECK(same_bytes(got, downloaded(from_planes)));
-    double sum = 0;
-    for (const float v : got) sum += std::fabs(v);
-    CHECK(sum > 0);
-  };
-  for (const WeightType type : types()) check(type, 19, 1280, true);
-  for (const WeightType type : {WeightType::q4_0, WeightType::q8_0}) {  // of sixteen and of eight warps
-    for (const int id : {32, 96, 896, 4128, 6176}) {
-      check(type, 1, id, true);
-      check(type, 33, id, false);
+    const std::vector<float> got = downloaded(row), sums = downloaded(squares);
+    const std::vector<unsigned char> codes = downloaded(planes);
+    CHECK(same_bytes(got, downloaded(plain)));
+    CHECK(same_bytes(codes, downloaded(planes2)));
+    CHECK(same_bytes(sums, downloaded(squares2)));
+
+    // 2. The planes are the row times the weights, to half a step of its block; the sums are those of its squares.
+    std::vector<float> w(n);
+    norm.download(w);
+    const Unnormalised u(codes, sums, od, epsilon);
+    double square = 0;
+    for (std::size_t i = 0; i < n; ++i) square += static_cast<double>(got[i]) * got[i];
+    CHECK(u.root == doctest::Approx(1 / std::sqrt(square / od + epsilon)).epsilon(1e-6));
+    for (std::size_t blk = 0; blk < n / 32; ++blk) {
+      double largest = 0;
+      for (std::size_t i = 32 * blk; i < 32 * blk + 32; ++i)
+        largest = std::max(largest, std::fabs(static_cast<double>(got[i]) * w[i]));
+      for (std::size_t i = 32 * blk; i < 32 * blk + 32; ++i)
+        CHECK(std::fabs(u.x[i] - static_cast<double>(got[i]) * w[i]) <= largest / 254 * 1.0001);
     }
-  }
-  check(WeightType::q4_k, 35, 4864, true);
-  check(WeightType::q4_k, 2200, 256, true);  // blocks with several rows of one tile each
+
+    // 3. The next product of these very codes, normalised, with a bias.
+    GuardedBuffer<float> next(static_cast<std::size_t>(next_od), "next");
+    const MmvqPart c{tiled.data(), next.data(), next_od, bias.data()};
+    require(launch_mmvq_tiles(type, {&c, 1}, {planes.data(), squares.data(), epsilon}, 1, od, stream));
+    stream.synchronize();
+    std::vector<unsigned char> file(blocks.size());
+    blocks.download(file);
+    std::vector<float> added(bias.size()), decoded(static_cast<std::size_t>(next_od) * n);
+    bias.download(added);
+    dequantize_row(type, file.data(), decoded.data(), static_cast<long long>(decoded.size()));
+    const std::vector<float> out = downloaded(next);
+    const double roundings = mmvq_tiles_roundings(type, od) + 4;  // the factor and its product
+    for (std::size_t r = 0; r < out.size(); ++r) {
+      double sum = 0, magnitude = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        sum += decoded[r * n + i] * u.x[i];
+        magnitude += std::fabs(decoded[r * n + i] * u.x[i]);
+      }
+      const double want = sum * u.root + added[r];
+      // Offsets of unsigned codes are terms of their own, at most as large as fifteen codes.
+      CHECK(std::isfinite(out[r]));
+      CHECK(std::fabs(out[r] - want) <=
+            roundings * 0x1p-24 * (16 * magnitude * u.root + std::fabs(added[r])));
+    }
+  };
+  for (const WeightType type : types()) check(type, 256, 512, 19);
+  check(WeightType::q4_0, 96, 32, 1);
+  check(WeightType::q8_0, 896, 96, 35);
+  check(WeightType::q4_k, 2304, 256, 33);
+  check(WeightType::q5_0, 4896, 32, 5);  // two pairs of sixteens for some blocks, and padding behind the row
 }
 
 TEST_CASE("a gate's results as planes are those of its rows") {
@@ -358,7 +437,9 @@ TEST_CASE("a gate's results as planes are those of its rows") {
     fill(x.data(), x.size(), FillKind::uniform, 3, stream);
     GuardedBuffer<float> rows(static_cast<std::size_t>(od), "rows");
     GuardedBuffer<unsigned char> want(tile_acts::bytes(1, od), "want"), got(want.size(), "got");
-    const MmvqActs acts{nullptr, x.data()};
+    Buffer<unsigned char> planes(tile_acts::bytes(1, id), "planes");
+    require(tile_acts::launch_quantize(x.data(), nullptr, 0.0f, planes.data(), 1, id, stream));
+    const MmvqActs acts{planes.data()};
     require(launch_mmvq_tiles_swiglu(type, gate.data(), up.data(), acts, rows.data(), nullptr, {1, od, id},
                                      stream));
     require(tile_acts::launch_quantize(rows.data(), nullptr, 0.0f, want.data(), 1, od, stream));

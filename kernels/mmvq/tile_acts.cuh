@@ -115,7 +115,10 @@ __device__ __forceinline__ void store_eighth(float4 x, long long b, unsigned cha
   }
 }
 
-/// One activation of each lane, a block of 32 together, to the planes of a token alone: the bits of store_eighth.
+/// One activation of each lane, a block of 32 together, to the planes of a token alone.
+/// @tparam F16 the scale is rounded to f16: the bits of store_eighth. Otherwise it stays f32, which has a place for it and
+///   no need of an activation's size to be known.
+template <bool F16>
 __device__ __forceinline__ void store_lane(float x, long long b, unsigned char* planes, long long id) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   unsigned largest = __float_as_uint(x) & 0x7fffffffu;
@@ -133,13 +136,31 @@ __device__ __forceinline__ void store_lane(float x, long long b, unsigned char* 
     const unsigned sums = (static_cast<unsigned>(half) & 0xffffu) | static_cast<unsigned>(upper) << 16;
     const auto d = static_cast<unsigned short>(q8_stored_scale(scale.d));
     *reinterpret_cast<uint2*>(planes + scale_at(b, 0, 1, id)) =
-        make_uint2(__float_as_uint(__half2float(__ushort_as_half(d))), sums);
+        make_uint2(__float_as_uint(F16 ? __half2float(__ushort_as_half(d)) : scale.d), sums);
   }
+}
+
+/// A block of 32 of a row whose root-mean-square normalisation is still to come, an activation a lane: planes of
+/// x * weight, with scales in f32, and the sum of x^2. The factor 1 / sqrt(mean(x^2) + epsilon), common to the row, is for
+/// those who multiply: root_of.
+__device__ __forceinline__ void store_unnormalised(float x, float weight, long long b, unsigned char* planes,
+                                                   float* squares, long long id) {
+  const float sum = warp_reduce_sum(x * x);
+  if (threadIdx.x % kWarp == 0) squares[b] = sum;
+  store_lane<false>(x * weight, b, planes, id);
+}
+/// That factor, by a warp. @param squares [id / 32]
+__device__ __forceinline__ float root_of(const float* squares, long long id, float epsilon) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x % kWarp); i < id / 32; i += kWarp) sum += squares[i];
+  return 1.0f / sqrtf(warp_reduce_sum(sum) / static_cast<float>(id) + epsilon);
 }
 
 /// Zeros behind the last block of a token alone, to the end of its planes. By all threads of a block.
 __device__ __forceinline__ void store_padding(unsigned char* planes, long long id) {
   const int words = static_cast<int>(pairs(id) * 2 - id / 32) * 10;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < words; i += static_cast<int>(blockDim.x)) {
     const long long b = id / 32 + i / 10;
     const int w = i % 10;  // eight words of codes, two of scale and sums
@@ -149,104 +170,58 @@ __device__ __forceinline__ void store_padding(unsigned char* planes, long long i
   }
 }
 
-// ANCHOR: quantize_row
-/// A row on its way to planes, by the W warps of a block. A chunk is 128 activations, four a lane; warp w takes chunks w,
-/// w + W, ... and keeps the first of them in registers between the sum of squares and the codes.
-template <int W>
-struct RowQuantizer {
-  static constexpr int SLOTS = kWarp;  // sums of squares that are added up at the end, whatever W is
-  static constexpr int HELD = W < 8 ? 4 : (SLOTS + W - 1) / W;
-  float4 x[HELD], weight[HELD];
-
-  static __device__ __forceinline__ float4 four(const float* row, int chunk, int id) {
-    const int i = chunk * kWarp + static_cast<int>(threadIdx.x % kWarp);
-    return row != nullptr && i < id / 4 ? reinterpret_cast<const float4*>(row)[i]
-                                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
-  static __device__ __forceinline__ float add_squares(float4 v, float sum) {
-    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
-  }
-
-  /// What does not depend on the row, ahead of it. @param norm [id] or null
-  __device__ __forceinline__ void load_weights(const float* norm, int id) {
-    const int warp = static_cast<int>(threadIdx.x / kWarp);
-#pragma unroll
-    for (int k = 0; k < HELD; ++k) weight[k] = four(norm, warp + k * W, id);
-  }
-
-  /// The row to the planes of a token; includes a barrier if `norm` is given.
-  /// @param row [id], or null for a token that only fills up its group
-  /// @param norm what load_weights had
-  /// @param partial [SLOTS] shared, which nobody reads or writes at the time of the call
-  __device__ __forceinline__ void store(const float* row, const float* norm, float epsilon, int id,
-                                        unsigned char* planes, int token, int tokens, float* partial) {
-    const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
-    const int chunks = static_cast<int>(pairs(id) / 2);  // those of the padding included
-#pragma unroll
-    for (int k = 0; k < HELD; ++k) x[k] = four(row, warp + k * W, id);
-
-    // 1. The sum of squares. Slot s has chunks s, s + 32, ...: lanes apart, then lanes together; at the end all slots
-    //    together. So the bits do not depend on the number of warps.
-    float scale = 1.0f;
-    if (norm != nullptr) {
-      const auto slot = [&](int s, float4 first) {
-        float sum = add_squares(first, 0.0f);
-        for (int c = s + SLOTS; c < chunks; c += SLOTS) sum = add_squares(four(row, c, id), sum);
-        sum = warp_reduce_sum(sum);
-        if (lane == 0) partial[s] = sum;
-      };
-#pragma unroll
-      for (int k = 0; k < HELD; ++k) {
-        if (warp + k * W < SLOTS) slot(warp + k * W, x[k]);
-      }
-      for (int s = warp + HELD * W; s < SLOTS; s += W) slot(s, four(row, s, id));
-      __syncthreads();  // the sums of all slots are written before any is read
-      const float total = warp_reduce_sum(partial[lane]);
-      scale = 1.0f / sqrtf(total / static_cast<float>(id) + epsilon);
+/// A row of activations to planes, by all threads of a block. Includes barriers if `norm` is given.
+/// @param x [id], or null for a token that only fills up its group
+/// @param norm [id] weights of a root-mean-square normalisation, or null for none
+/// @param partial [threads / 32] shared
+__device__ __forceinline__ void quantize_row(const float* x, const float* norm, float epsilon, int id,
+                                             unsigned char* planes, int token, int tokens, float* partial) {
+  const int threads = static_cast<int>(blockDim.x), me = static_cast<int>(threadIdx.x);
+  const float4* row = reinterpret_cast<const float4*>(x);
+  float scale = 1.0f;
+  if (norm != nullptr) {
+    // The sum of squares: lanes, warps, block. Every thread adds the warps' sums in the same order.
+    float sum = 0.0f;
+    for (int i = me; x != nullptr && i < id / 4; i += threads) {
+      const float4 v = row[i];
+      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
-
-    // 2. Codes and scales, zeros for the padding.
-    const auto chunk = [&](int c, float4 v, float4 n) {
+    sum = warp_reduce_sum(sum);
+    if (me % 32 == 0) partial[me / 32] = sum;
+    __syncthreads();  // partial sums are written before any is read
+    float total = 0.0f;
+    for (int w = 0; w < threads / 32; ++w) total += partial[w];
+    __syncthreads();  // and read before the next token's are written
+    scale = 1.0f / sqrtf(total / static_cast<float>(id) + epsilon);
+  }
+  const int all = static_cast<int>(pairs(id)) * 16;  // fours of activations, padding included
+  for (int i0 = 0; i0 < all; i0 += threads) {
+    const int i = i0 + me;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (x != nullptr && i < id / 4) {
+      v = row[i];
       if (norm != nullptr) {
+        const float4 n = reinterpret_cast<const float4*>(norm)[i];
         v = make_float4(v.x * scale * n.x, v.y * scale * n.y, v.z * scale * n.z, v.w * scale * n.w);
       }
-      store_eighth(v, c * (kWarp / 8) + lane / 8, planes, token, tokens, id);
-    };
-#pragma unroll
-    for (int k = 0; k < HELD; ++k) {
-      if (warp + k * W < chunks) chunk(warp + k * W, x[k], weight[k]);
     }
-    for (int c0 = warp + HELD * W; c0 < chunks; c0 += HELD * W) {
-      float4 more[HELD], n[HELD];
-#pragma unroll
-      for (int k = 0; k < HELD; ++k) {
-        more[k] = four(row, c0 + k * W, id);
-        n[k] = four(norm, c0 + k * W, id);
-      }
-#pragma unroll
-      for (int k = 0; k < HELD; ++k) {
-        if (c0 + k * W < chunks) chunk(c0 + k * W, more[k], n[k]);
-      }
-    }
+    store_eighth(v, i / 8, planes, token, tokens, id, i < all);
   }
-};
-// ANCHOR_END: quantize_row
+}
 
 // ANCHOR: quantize_tile_acts
 __global__ void __launch_bounds__(kThreads) quantize_tile_acts(
     const float* acts,               // [nt][id]; written by the kernel before this one, so not __restrict__
     const float* __restrict__ norm,  // [id] or null
     float epsilon, unsigned char* __restrict__ out, int nt, int id) {
-  __shared__ float partial[kWarp];
-  RowQuantizer<kThreads / kWarp> row;
+  __shared__ float partial[kThreads / 32];
   allow_next_kernel();
-  row.load_weights(norm, id);
   wait_for_previous_kernel();
   const long long t = blockIdx.x;  // 0..nt-1, and on to the end of the last group
   const long long last_group = (nt - 1) / kMostTokens;
   const Place p = place_of(t < nt ? t : nt - 1, nt, id);
   const int token = static_cast<int>(t < nt ? p.token : t - last_group * kMostTokens);
-  row.store(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens, partial);
+  quantize_row(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens, partial);
 }
 // ANCHOR_END: quantize_tile_acts
 
@@ -272,6 +247,35 @@ inline Status launch_quantize(const float* acts, const float* norm, float epsilo
   options.programmatic = programmatic;
   return launch(options, quantize_tile_acts, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
                 acts, norm, epsilon, static_cast<unsigned char*>(out), static_cast<int>(nt),
+                static_cast<int>(id));
+}
+
+/// A row as store_unnormalised leaves it: for the first product of a token, whose row no product has made.
+__global__ void __launch_bounds__(kThreads)
+    unnormalised_tile_acts(const float* row,                  // [id]; written by the kernel before this one
+                           const float* __restrict__ weight,  // [id]
+                           unsigned char* __restrict__ out, float* __restrict__ squares, int id) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x), b = i / 32;  // a warp a block of 32
+  if (b < id / 32) store_unnormalised(row[i], weight[i], b, out, squares, id);
+  if (blockIdx.x + 1 == gridDim.x) store_padding(out, id);
+}
+
+/// Planes of a row whose normalisation is still to come. @param out bytes(1, id) @param squares [id / 32]
+/// Does not synchronise.
+inline Status launch_unnormalised(const float* row, const float* weight, void* out, float* squares,
+                                  long long id, Stream& stream, bool programmatic = false) {
+  if (id < 1 || id % kQ8ActsPerBlock != 0) {
+    return Status::error("unnormalised_tile_acts: id must be a positive multiple of " +
+                         std::to_string(kQ8ActsPerBlock) + ", not " + std::to_string(id));
+  }
+  if (reinterpret_cast<std::uintptr_t>(out) % 16 != 0)
+    return Status::error("unnormalised_tile_acts: the output must begin at a multiple of 16 bytes");
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, unnormalised_tile_acts, dim3(static_cast<unsigned>((id + kThreads - 1) / kThreads)),
+                dim3(kThreads), 0, stream, row, weight, static_cast<unsigned char*>(out), squares,
                 static_cast<int>(id));
 }
 
