@@ -2,7 +2,7 @@
 // other things.
 //
 // SHAPE   D[64][N] (f32) += A[64][16] . B[N][16]^T, both f16 with k contiguous, as weights are stored; N is 8,
-//         16, 32, 64, 96, 128, 160, 192, 224 or 256.
+//         16, 32, 64, 96, 112, 128, 144, 160, 192, 224 or 256.
 // LAYOUT  of D, for lane 0..31 of warp 0..3 of the four, d[N / 2] registers:
 //           d[i]  row 16 * warp + lane / 4 + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 * (lane % 4) + i % 2
 //         of A in registers, a[4], two halves each, the lower k in the lower half:
@@ -163,8 +163,10 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 #define LADDER_NAMES_32 LADDER_TEN() ", " LADDER_TEN(1) ", " LADDER_TEN(2) ", %30, %31"
 #define LADDER_NAMES_40 LADDER_TEN() ", " LADDER_TEN(1) ", " LADDER_TEN(2) ", " LADDER_TEN(3)
 #define LADDER_NAMES_48 LADDER_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define LADDER_NAMES_56 LADDER_NAMES_40 ", " LADDER_TEN(4) ", %50, %51, %52, %53, %54, %55"
 #define LADDER_NAMES_60 LADDER_NAMES_40 ", " LADDER_TEN(4) ", " LADDER_TEN(5)
 #define LADDER_NAMES_64 LADDER_NAMES_60 ", %60, %61, %62, %63"
+#define LADDER_NAMES_72 LADDER_NAMES_60 ", " LADDER_TEN(6) ", %70, %71"
 #define LADDER_NAMES_80 LADDER_NAMES_60 ", " LADDER_TEN(6) ", " LADDER_TEN(7)
 #define LADDER_NAMES_90 LADDER_NAMES_80 ", " LADDER_TEN(8)
 #define LADDER_NAMES_96 LADDER_NAMES_90 ", %90, %91, %92, %93, %94, %95"
@@ -176,7 +178,9 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 #define LADDER_SUMS_16(i) LADDER_SUMS_8(i), LADDER_SUMS_8(i + 8)
 #define LADDER_SUMS_32(i) LADDER_SUMS_16(i), LADDER_SUMS_16(i + 16)
 #define LADDER_SUMS_48(i) LADDER_SUMS_32(i), LADDER_SUMS_16(i + 32)
+#define LADDER_SUMS_56(i) LADDER_SUMS_48(i), LADDER_SUMS_8(i + 48)
 #define LADDER_SUMS_64(i) LADDER_SUMS_32(i), LADDER_SUMS_32(i + 32)
+#define LADDER_SUMS_72(i) LADDER_SUMS_64(i), LADDER_SUMS_8(i + 64)
 #define LADDER_SUMS_80(i) LADDER_SUMS_64(i), LADDER_SUMS_16(i + 64)
 #define LADDER_SUMS_96(i) LADDER_SUMS_64(i), LADDER_SUMS_32(i + 64)
 #define LADDER_SUMS_112(i) LADDER_SUMS_96(i), LADDER_SUMS_16(i + 96)
@@ -198,8 +202,8 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 // clang-format on
 
 template <int N>
-concept WgmmaColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 ||
-                       N == 192 || N == 224 || N == 256;
+concept WgmmaColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128 ||
+                       N == 144 || N == 160 || N == 192 || N == 224 || N == 256;
 
 /// Starts D[64][N] += A . B^T over 16 k, both operands in shared memory.
 /// @param a, b descriptors @param d this lane's part of D, [N / 2]
@@ -213,7 +217,9 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
   if constexpr (N == 32) LADDER_WGMMA_SHARED(32, 16, 16, 17, 18);
   if constexpr (N == 64) LADDER_WGMMA_SHARED(64, 32, 32, 33, 34);
   if constexpr (N == 96) LADDER_WGMMA_SHARED(96, 48, 48, 49, 50);
+  if constexpr (N == 112) LADDER_WGMMA_SHARED(112, 56, 56, 57, 58);
   if constexpr (N == 128) LADDER_WGMMA_SHARED(128, 64, 64, 65, 66);
+  if constexpr (N == 144) LADDER_WGMMA_SHARED(144, 72, 72, 73, 74);
   if constexpr (N == 160) LADDER_WGMMA_SHARED(160, 80, 80, 81, 82);
   if constexpr (N == 192) LADDER_WGMMA_SHARED(192, 96, 96, 97, 98);
   if constexpr (N == 224) LADDER_WGMMA_SHARED(224, 112, 112, 113, 114);
@@ -236,7 +242,9 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
   if constexpr (N == 32) LADDER_WGMMA_REGISTERS(32, 16, 16, 17, 18, 19, 20, 21);
   if constexpr (N == 64) LADDER_WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37);
   if constexpr (N == 96) LADDER_WGMMA_REGISTERS(96, 48, 48, 49, 50, 51, 52, 53);
+  if constexpr (N == 112) LADDER_WGMMA_REGISTERS(112, 56, 56, 57, 58, 59, 60, 61);
   if constexpr (N == 128) LADDER_WGMMA_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69);
+  if constexpr (N == 144) LADDER_WGMMA_REGISTERS(144, 72, 72, 73, 74, 75, 76, 77);
   if constexpr (N == 160) LADDER_WGMMA_REGISTERS(160, 80, 80, 81, 82, 83, 84, 85);
   if constexpr (N == 192) LADDER_WGMMA_REGISTERS(192, 96, 96, 97, 98, 99, 100, 101);
   if constexpr (N == 224) LADDER_WGMMA_REGISTERS(224, 112, 112, 113, 114, 115, 116, 117);
@@ -255,8 +263,10 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
 #undef LADDER_NAMES_32
 #undef LADDER_NAMES_40
 #undef LADDER_NAMES_48
+#undef LADDER_NAMES_56
 #undef LADDER_NAMES_60
 #undef LADDER_NAMES_64
+#undef LADDER_NAMES_72
 #undef LADDER_NAMES_80
 #undef LADDER_NAMES_90
 #undef LADDER_NAMES_96
@@ -268,7 +278,9 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
 #undef LADDER_SUMS_16
 #undef LADDER_SUMS_32
 #undef LADDER_SUMS_48
+#undef LADDER_SUMS_56
 #undef LADDER_SUMS_64
+#undef LADDER_SUMS_72
 #undef LADDER_SUMS_80
 #undef LADDER_SUMS_96
 #undef LADDER_SUMS_112

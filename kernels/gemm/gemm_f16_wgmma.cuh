@@ -2,8 +2,8 @@
 // COMPUTES  out[nt][od] = epilogue(acts[nt][id] . weights[od][id]^T), f16 operands, f32 sums
 // LAYOUT    acts, weights row-major f16, out row-major f32; ring in shared memory [stages]: acts [128][64] and
 //           weights [BN][64] halves with the 128-byte swizzle
-// MAP       cluster of CM * CK blocks -> CM * 128 tokens x BN rows, k in CK parts; block(384): four warps that load,
-//           two groups of four that multiply 64 tokens x BN rows each; as many clusters as run at once, and each
+// MAP       cluster of cm * cn * CK blocks -> cm * 128 tokens x cn * BN rows, k in CK parts; block(384): two groups
+//           of four warps that multiply 64 tokens x BN rows each, four warps of which one thread loads; as many clusters as run at once, and each
 //           takes every so-manyth tile
 // NEEDS     sm_90a; id % 8 == 0, operands at multiples of 16 bytes (the launcher checks and says so), any nt, od >= 1
 // TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B     WORK 2*nt*od*id FLOP
@@ -15,10 +15,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cluster.cuh"
@@ -36,20 +39,20 @@ namespace gemm_wgmma {
 inline constexpr int BM = 128;          ///< tokens of a block's tile
 inline constexpr int KS = 64;           ///< k of a stage: 128 bytes, as wide as the swizzle
 inline constexpr int kMultipliers = 2;  ///< groups of four warps, 64 tokens each
-inline constexpr int kThreads = 128 * (1 + kMultipliers);
+inline constexpr int kThreads = 128 * (kMultipliers + 1);
 inline constexpr int kMostStages = 8;
 inline constexpr int kSharedLimit = 227 * 1024;  ///< of a block on compute capability 9.0
 
-/// Shared memory of a block.
+/// A block's shared memory.
 template <int BN>
 struct Tile {
   static constexpr int kActsBytes = BM * KS * 2, kWeightsBytes = BN * KS * 2;
   static constexpr int kStageBytes = kActsBytes + kWeightsBytes;
   /// The ring begins at a multiple of 1024, which costs up to that much; two barriers a stage stand behind it.
-  static constexpr int kStages =
-      std::min(kMostStages, (kSharedLimit - 1024 - 2 * kMostStages * 8) / kStageBytes);
-  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kMostStages * 8;
-  static_assert(kStages >= 2 && kStageBytes % 1024 == 0 && BN % 32 == 0);
+  static constexpr int kBesideBytes = 1024 + 2 * kMostStages * 8;
+  static constexpr int kStages = std::min(kMostStages, (kSharedLimit - kBesideBytes) / kStageBytes);
+  static constexpr int kSharedBytes = kBesideBytes + kStages * kStageBytes;
+  static_assert(kStages >= 3 && kStageBytes % 1024 == 0 && BN % 16 == 0);
 };
 
 }  // namespace gemm_wgmma
@@ -57,8 +60,9 @@ struct Tile {
 /// How a product is divided.
 struct GemmWgmmaPlan {
   int bn = 256;  ///< weight rows of a tile
-  int cm = 1;    ///< blocks of a cluster that share the weights of their tiles
-  int ck = 1;    ///< blocks of a cluster that share a tile's k
+  int cm = 1;    ///< tiles of a cluster along the tokens: they share weights
+  int cn = 1;    ///< tiles of a cluster along the weight rows: they share tokens
+  int ck = 1;    ///< parts of k, in a cluster
   int band = 8;  ///< tiles along the tokens that are worked on together, for L2
 
   bool operator==(const GemmWgmmaPlan&) const = default;
@@ -70,14 +74,12 @@ struct GemmWgmmaPlan {
 template <int BN>
 __device__ __forceinline__ void gemm_wgmma_sums(float (&d)[BN / 2], const unsigned char* ring,
                                                 std::uint64_t* full, std::uint32_t empty, bool release,
-                                                int group, int steps, int signal, int& slot,
-                                                unsigned& parity) {
+                                                int group, int steps, int& slot, unsigned& parity) {
   using T = gemm_wgmma::Tile<BN>;
   const std::uint64_t acts = wgmma_descriptor_128b(ring + group * 64 * 128);
   const std::uint64_t weights = wgmma_descriptor_128b(ring + T::kActsBytes);
   int before = 0;
   for (int step = 0; step < steps; ++step) {
-    if (step == signal) named_barrier_arrive(1, 128 * gemm_wgmma::kMultipliers);
     mbarrier_wait(&full[slot], parity);
     const std::uint64_t at = static_cast<std::uint64_t>(slot * (T::kStageBytes / 16));
     wgmma_fence();
@@ -107,18 +109,19 @@ __device__ __forceinline__ void gemm_wgmma_sums(float (&d)[BN / 2], const unsign
 // ANCHOR: gemm_f16_wgmma_parts
 /// Adds up the parts of k of a cluster: part p gets columns [p * slice, (p + 1) * slice) of the tile, in groups of
 /// eight, from all parts. Its other registers are of no use to it afterwards.
+/// @param apart blocks between two parts of a tile
 /// @param inbox shared memory that nobody needs any more, [CK][slice][256] float4 @param thread 0..255
 template <int BN, int CK>
 __device__ __forceinline__ void gemm_wgmma_add_parts(float (&d)[BN / 2], unsigned char* inbox, int part,
-                                                     int cm, int thread) {
+                                                     int apart, int thread) {
   constexpr int kSenders = 128 * gemm_wgmma::kMultipliers, kSlice = (BN / 8 + CK - 1) / CK;
   static_assert(CK * kSlice * kSenders * 16 <=
                 gemm_wgmma::Tile<BN>::kStages * gemm_wgmma::Tile<BN>::kStageBytes);
   cluster_barrier_relaxed();  // every block of the cluster is done with its ring
-  const unsigned me = cluster_block() % static_cast<unsigned>(cm);
+  const unsigned me = cluster_block() % static_cast<unsigned>(apart);
 #pragma unroll
   for (int owner = 0; owner < CK; ++owner) {
-    const std::uint32_t there = shared_address_in(static_cast<unsigned>(owner * cm) + me, inbox) +
+    const std::uint32_t there = shared_address_in(static_cast<unsigned>(owner * apart) + me, inbox) +
                                 static_cast<std::uint32_t>((part * kSlice * kSenders + thread) * 16);
 #pragma unroll
     for (int g = owner * kSlice; g < min((owner + 1) * kSlice, BN / 8); ++g) {
@@ -235,125 +238,128 @@ __device__ __forceinline__ void gemm_wgmma_place(int unit, int tiles_m, int tile
 }
 
 // ANCHOR: gemm_f16_wgmma
-/// @tparam BN weight rows of a tile @tparam CK parts of k @param steps of 64 k @param tiles_m of a cluster's cm * 128 tokens
-/// @param tiles_n of BN rows
+/// A cluster is cm * cn * CK blocks: cm tiles along the tokens, cn along the weight rows, and CK parts of their k.
+/// @tparam BN weight rows of a tile @param steps of 64 k
+/// @param tiles_m, tiles_n clusters side by side @param early whether to fill the ring with weights while the kernel
+/// before this one ends
 template <int BN, int CK>
 __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
     gemm_f16_wgmma(const __grid_constant__ TensorMap acts_map, const __grid_constant__ TensorMap weights_map,
                    float* out, GemmEpilogue epilogue, int nt, int od, int steps, int tiles_m, int tiles_n,
-                   int cm, int band, int skew) {
+                   int cm, int cn, int band, bool early) {
   using namespace gemm_wgmma;
   using T = Tile<BN>;
   // 1. The ring, and two barriers for each of its stages: `full` when the copy engine has brought all bytes, `empty`
-  //    when all warps that read it are done, in this block and in those that get the same weights.
+  //    when all warps that read it are done, in this block and in those that get the same bytes.
   unsigned char* ring = dynamic_shared<unsigned char>();
   ring += (1024 - reinterpret_cast<std::uintptr_t>(ring) % 1024) % 1024;  // [kStages][acts | weights]
   auto* full = reinterpret_cast<std::uint64_t*>(ring + T::kStages * T::kStageBytes);  // [kMostStages]
   auto* empty = full + kMostStages;                                                   // [kMostStages]
-  const int blocks = cm * CK, rank = static_cast<int>(blockIdx.x) % blocks;
-  const int mine = rank % cm, part = rank / cm;  // 0..cm-1: tokens; 0..ck-1: k
+  const int blocks = cm * cn * CK, rank = static_cast<int>(blockIdx.x) % blocks;
+  const int my_m = rank % cm, my_n = rank / cm % cn, part = rank / (cm * cn);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(acts_map);
     prefetch_tensor_map(weights_map);
     for (int s = 0; s < T::kStages; ++s) {
       mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], static_cast<unsigned>(4 * kMultipliers * cm));
+      mbarrier_init(&empty[s], static_cast<unsigned>(4 * kMultipliers * (cm + cn - 1)));
     }
     mbarrier_init_fence();
   }
-  __syncthreads();
-  cluster_barrier_relaxed();  // copies of other blocks may come from here on
+  __syncthreads();            // barriers exist before anybody here waits at them
+  cluster_barrier_relaxed();  // and before other blocks' copies arrive at them
+  allow_next_kernel();        // it may start where a block ends, and load its weights while others still work
 
   const int clusters = static_cast<int>(gridDim.x) / blocks, units = tiles_m * tiles_n;
   const int begin = static_cast<int>(static_cast<long long>(steps) * part / CK);
   const int end = static_cast<int>(static_cast<long long>(steps) * (part + 1) / CK);
-  const int role = static_cast<int>(threadIdx.x) / 128;  // 0: loads, 1 and 2: multiply
+  const int group = static_cast<int>(threadIdx.x) / 128;  // 0 and 1 multiply, 2 loads
 
-  if (role == 0) {
-    // 2. One thread asks for everything. Tokens are this block's; of the weights it asks for its share of the rows,
-    //    for all blocks of the cluster that need them.
+  if (group == kMultipliers) {
+    // 2. One thread asks for everything: of each tile for this block's share, for all blocks that need it. Those with
+    //    the same rows lie side by side in the cluster, those with the same tokens cm apart.
     registers_decrease<40>();
-    if (threadIdx.x == 0) {
-      const unsigned mask = ((1u << cm) - 1) << (part * cm);
-      const int share = BN / cm;
-      int slot = 0;
+    if (threadIdx.x == 128 * kMultipliers) {
+      const int weights_share = BN / cm, acts_share = BM / cn, column = part * cn;
+      const unsigned weights_for = ((1u << cm) - 1) << ((column + my_n) * cm);
+      unsigned acts_for = 0;
+      for (int i = 0; i < cn; ++i) acts_for |= 1u << ((column + i) * cm + my_m);
+      int slot = 0, m, n;
       unsigned parity = 1;
-      int m, n;
       const auto load_weights = [&](int at, int step) {
-        unsigned char* to = ring + at * T::kStageBytes + T::kActsBytes + mine * share * KS * 2;
+        unsigned char* to = ring + at * T::kStageBytes + T::kActsBytes + my_m * weights_share * KS * 2;
+        const int row = (n * cn + my_n) * BN + my_m * weights_share;
         if (cm > 1) {
-          tensor_copy_2d_multicast(to, weights_map, n * BN + mine * share, step * KS, &full[at], mask);
+          tensor_copy_2d_multicast(to, weights_map, row, step * KS, &full[at], weights_for);
         } else {
-          tensor_copy_2d(to, weights_map, n * BN, step * KS, &full[at]);
+          tensor_copy_2d(to, weights_map, row, step * KS, &full[at]);
         }
       };
       const auto load_acts = [&](int at, int step) {
-        tensor_copy_2d(ring + at * T::kStageBytes, acts_map, (m * cm + mine) * BM, step * KS, &full[at]);
+        unsigned char* to = ring + at * T::kStageBytes + my_n * acts_share * KS * 2;
+        const int row = (m * cm + my_m) * BM + my_n * acts_share;
+        if (cn > 1) {
+          tensor_copy_2d_multicast(to, acts_map, row, step * KS, &full[at], acts_for);
+        } else {
+          tensor_copy_2d(to, acts_map, row, step * KS, &full[at]);
+        }
       };
       int unit = static_cast<int>(blockIdx.x) / blocks;
-      if (unit < units) {
-        // The weights do not depend on the kernel before this one: fill the ring with them while that one ends.
-        gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
-        const int lead = min(T::kStages, end - begin);
-        for (int s = 0; s < lead; ++s) {
-          mbarrier_arrive_expect_bytes(&full[s], T::kStageBytes);
-          load_weights(s, begin + s);
-        }
-        wait_for_previous_kernel();
-        for (int s = 0; s < lead; ++s) load_acts(s, begin + s);
-        int step = begin + lead;
-        slot = lead % T::kStages;
-        if (lead == T::kStages) parity ^= 1;
-        while (true) {
-          for (; step < end; ++step) {
-            mbarrier_wait(&empty[slot], parity);
-            mbarrier_arrive_expect_bytes(&full[slot], T::kStageBytes);
-            load_weights(slot, step);
-            load_acts(slot, step);
-            if (++slot == T::kStages) {
-              slot = 0;
-              parity ^= 1;
-            }
-          }
-          unit += clusters;
-          if (unit >= units) break;
-          gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
-          step = begin;
-        }
+      gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
+      // The weights do not depend on the kernel before this one. If that one is over already, tokens that have to queue
+      // behind a ring full of weights are late.
+      const int lead = early ? min(T::kStages, end - begin) : 1;
+      for (int s = 0; s < lead; ++s) {
+        mbarrier_arrive_expect_bytes(&full[s], T::kStageBytes);
+        load_weights(s, begin + s);
       }
-      allow_next_kernel();
+      wait_for_previous_kernel();
+      for (int s = 0; s < lead; ++s) load_acts(s, begin + s);
+      slot = lead % T::kStages;
+      if (slot == 0) parity ^= 1;
+      for (int step = begin + lead;; step = begin) {
+        for (; step < end; ++step) {
+          mbarrier_wait(&empty[slot], parity);
+          mbarrier_arrive_expect_bytes(&full[slot], T::kStageBytes);
+          load_weights(slot, step);
+          load_acts(slot, step);
+          if (++slot == T::kStages) {
+            slot = 0;
+            parity ^= 1;
+          }
+        }
+        unit += clusters;
+        if (unit >= units) break;
+        gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
+      }
     }
     __syncwarp();
     if (CK > 1) cluster_barrier_relaxed();
     cluster_barrier_relaxed();
   } else {
-    // 3. Two groups of four warps multiply.
+    // 3. Two groups of four warps multiply. When a warp is done with a stage, its lanes tell the blocks that write
+    //    there: those that share its rows, and those that share its tokens.
     registers_increase<232>();
-    const int group = role - 1, thread = static_cast<int>(threadIdx.x) - 128;  // 0..255
-    const int warp = thread / 32 % 4, lane = thread % 32;
-    // Lane i of each warp tells block i of those that share weights.
-    const bool release = lane < cm;
-    const std::uint32_t empty_there =
-        shared_address_in(static_cast<unsigned>(part * cm + (release ? lane : 0)), empty);
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32 % 4, lane = thread % 32;
+    const bool tells = lane < cm || (lane < cm + cn && lane - cm != my_n);
+    const int told = lane < cm ? (part * cn + my_n) * cm + lane : (part * cn + lane - cm) * cm + my_m;
+    const std::uint32_t empty_there = shared_address_in(static_cast<unsigned>(tells ? told : rank), empty);
     int slot = 0;
     unsigned parity = 0;
     float d[BN / 2];  // this lane's sums: 64 tokens x BN rows among 128 lanes
     wait_for_previous_kernel();
-    int signal = group == 0 && skew > 0 ? min(skew, end - begin - 1) : -1;
-    if (group == 1 && skew > 0) named_barrier(1, 128 * kMultipliers);
     for (int unit = static_cast<int>(blockIdx.x) / blocks; unit < units; unit += clusters) {
-      gemm_wgmma_sums<BN>(d, ring, full, empty_there, release, group, end - begin, signal, slot, parity);
-      signal = -1;
+      gemm_wgmma_sums<BN>(d, ring, full, empty_there, tells, group, end - begin, slot, parity);
       int m, n;
       gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
-      const int token = (m * cm + mine) * BM + group * 64 + warp * 16 + lane / 4;
-      const int row = n * BN + lane % 4 * 2;
+      const int token = (m * cm + my_m) * BM + group * 64 + warp * 16 + lane / 4;
+      const int row = (n * cn + my_n) * BN + lane % 4 * 2;
       int low = 0, high = od - row;
       if constexpr (CK > 1) {
-        // 4. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster
-        //    then, so that the ring is free.
+        // 4. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster then,
+        //    so that the ring is free.
         constexpr int kColumns = (BN / 8 + CK - 1) / CK * 8;
-        gemm_wgmma_add_parts<BN, CK>(d, ring, part, cm, thread);
+        gemm_wgmma_add_parts<BN, CK>(d, ring, part, cm * cn, thread);
         low = part * kColumns;
         high = min(high, low + kColumns);
       }
@@ -373,7 +379,7 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
 /// groups of 16 or 18 that a cluster cannot cross, so that large clusters leave some of them idle.
 constexpr int gemm_wgmma_clusters(int sms, int blocks) {
   if (blocks <= 2) return sms / blocks;
-  return std::max(1, blocks <= 4 ? (sms - 2) / blocks : sms / 8 * 8 / blocks);
+  return std::max(1, sms * 10 / 11 / blocks);  // 30 of 4 and 15 of 8 on an H200
 }
 
 inline Status gemm_f16_wgmma_supported(const Shape& s, const DeviceInfo& device) {
@@ -391,31 +397,49 @@ inline Status gemm_f16_wgmma_supported(const Shape& s, const DeviceInfo& device)
   return {};
 }
 
+/// Kernels that exist. Tiles of up to 128 rows have k in parts; the sums of larger ones take longer to move than what
+/// parts would save.
+struct GemmWgmmaKernel {
+  int bn, ck;
+};
+inline constexpr std::array<GemmWgmmaKernel, 10> kGemmWgmmaKernels = {
+    {{64, 1}, {64, 2}, {112, 1}, {128, 1}, {128, 2}, {144, 1}, {160, 1}, {192, 1}, {224, 1}, {256, 1}}};
+
 // ANCHOR: gemm_f16_wgmma_plan
-/// The plan with the fewest clocks by a model of what a step of 64 k costs: the tensor cores (4 clocks a weight row),
-/// shared memory (128 bytes a clock, read by wgmma and written by the copy engine) or L2, whichever is most.
+/// Clocks that a product takes by a model, in which the constants are what an H200 was seen to do.
+inline double gemm_wgmma_clocks(const GemmWgmmaPlan& p, const Shape& s, int sms) {
+  const int blocks = p.cm * p.cn * p.ck, steps = static_cast<int>((s.id + 63) / 64);
+  const double tall = static_cast<double>((s.nt + 128LL * p.cm - 1) / (128LL * p.cm));
+  const double wide = static_cast<double>((s.od + static_cast<long long>(p.bn) * p.cn - 1) / (p.bn * p.cn));
+  const double rounds = std::ceil(tall * wide / gemm_wgmma_clusters(sms, blocks));
+  // A step: the tensor cores need 4 clocks a weight row, and 64 bytes a clock come into a multiprocessor, whoever asked
+  // for them. What a cluster shares costs less energy and less of L2, which matters most where all read the same tokens.
+  const double into = 2.0 * (128 + p.bn), acts_from_l2 = 256.0 / p.cn, weights_from_l2 = 2.0 * p.bn / p.cm;
+  const double step =
+      std::max(4.0 * p.bn, into) + 0.01 * weights_from_l2 + (tall * p.cm > 1 ? 0.01 : 0.2) * acts_from_l2;
+  // Writing the sums, which the next tile's loads overlap, but not its products; and moving parts of them to other
+  // multiprocessors of the cluster, at 14 bytes a clock.
+  const double store = 600 + 16.0 * p.bn / p.ck;
+  const double move = p.ck > 1 ? 3000 + 512.0 * p.bn * (p.ck - 1) / p.ck / 14 : 0;
+  return 2000 + (blocks > 1 ? 70 : 0) + rounds * ((steps + p.ck - 1) / p.ck * step + store + move);
+}
+
+/// The plan with the fewest clocks by that model.
 inline GemmWgmmaPlan plan_gemm_f16_wgmma(const Shape& s, int sms) {
-  const int steps = static_cast<int>((s.id + 63) / 64);
   GemmWgmmaPlan best;
   double least = 0;
-  for (const int bn : {256, 224, 192, 160, 128, 96, 64}) {
+  for (const GemmWgmmaKernel& k : kGemmWgmmaKernels) {
     for (const int cm : {1, 2, 4}) {
-      if (cm > 1 && s.nt <= 128LL * (cm / 2)) continue;  // half of the cluster would have no tokens
-      for (const int ck : {1, 2, 4}) {
-        if (cm * ck > 8 || steps < 2 * ck) continue;
-        const int slots = gemm_wgmma_clusters(sms, cm * ck);
-        const long long tiles = (s.nt + 128LL * cm - 1) / (128LL * cm) * ((s.od + bn - 1) / bn);
-        const long long rounds = (tiles + slots - 1) / slots;
-        const double busy = static_cast<double>(std::min<long long>(tiles, slots)) * cm * ck;
-        const double tensor = 4.0 * bn;
-        const double shared = (8.0 * (2048 + 32 * bn) + 128.0 * (128 + bn)) / 128;
-        const double l2 = 128.0 * (128 + static_cast<double>(bn) / cm) * busy / (28.0 * sms);
-        const double step = std::max({tensor, shared, l2});
-        const double store = 4.0 * bn + (ck > 1 ? 1500.0 + 4.0 * bn : 0.0);
-        const double clocks = static_cast<double>(rounds) * ((steps + ck - 1) / ck * step + store / ck);
+      for (const int cn : {1, 2, 4}) {
+        const GemmWgmmaPlan p{k.bn, cm, cn, k.ck, std::max(1, 16 / cm)};
+        if (cn > 1 && s.nt > 128) continue;  // other tiles of the same rows are better company
+        if (cm * cn * k.ck > 8 || k.bn / cm % 8 != 0 || (s.id + 63) / 64 < 2 * k.ck) continue;
+        if (s.nt <= 128LL * (cm / 2) || s.od <= static_cast<long long>(k.bn) * (cn / 2))
+          continue;  // half of it idle
+        const double clocks = gemm_wgmma_clocks(p, s, sms);
         if (least == 0 || clocks < least) {
           least = clocks;
-          best = {bn, cm, ck, std::max(1, 8 / cm * 2)};
+          best = p;
         }
       }
     }
@@ -459,45 +483,52 @@ int resident_clusters(int) {
 
 template <int BN, int CK>
 Status launch_tile(const __half* acts, const __half* weights, float* out, const GemmEpilogue& epilogue,
-                   const Shape& s, const GemmWgmmaPlan& plan, int skew, Stream& stream, bool programmatic) {
-  const int blocks = plan.cm * CK, steps = static_cast<int>((s.id + KS - 1) / KS);
-  if ((plan.cm != 1 && plan.cm != 2 && plan.cm != 4) || blocks > 8 || CK > steps || BN / plan.cm % 8 != 0 ||
+                   const Shape& s, const GemmWgmmaPlan& plan, Stream& stream, bool programmatic) {
+  const int blocks = plan.cm * plan.cn * CK, steps = static_cast<int>((s.id + KS - 1) / KS);
+  const auto power = [](int n) { return n == 1 || n == 2 || n == 4; };
+  if (!power(plan.cm) || !power(plan.cn) || blocks > 8 || CK > steps || BN / plan.cm % 8 != 0 ||
       plan.band < 1) {
     return Status::error(
-        "gemm_f16_wgmma: a plan of bn " + std::to_string(BN) + ", cm " + std::to_string(plan.cm) + ", ck " +
-        std::to_string(CK) + ", band " + std::to_string(plan.band) +
-        "; cm is 1, 2 or 4, cm * ck at most 8, ck at most the steps of 64 k, band at least 1");
+        "gemm_f16_wgmma: a plan of bn " + std::to_string(BN) + ", cm " + std::to_string(plan.cm) + ", cn " +
+        std::to_string(plan.cn) + ", ck " + std::to_string(CK) + ", band " + std::to_string(plan.band) +
+        "; cm and cn are 1, 2 or 4, bn / cm a multiple of 8, cm * cn * ck at most 8, ck at most the "
+        "steps of 64 k, band at least 1");
   }
   const TensorMapOptions options{TensorElement::f16, TensorSwizzle::bytes_128, true};
   TensorMap acts_map, weights_map;
   const auto rows = [](long long n) { return static_cast<std::uint64_t>(n); };
-  if (Status e = make_tensor_map(acts_map, acts, rows(s.nt), rows(s.id), BM, KS, options); !e.ok()) return e;
-  const auto share = static_cast<unsigned>(BN / plan.cm);
-  if (Status e = make_tensor_map(weights_map, weights, rows(s.od), rows(s.id), share, KS, options); !e.ok())
+  const auto acts_share = static_cast<unsigned>(BM / plan.cn),
+             weights_share = static_cast<unsigned>(BN / plan.cm);
+  if (Status e = make_tensor_map(acts_map, acts, rows(s.nt), rows(s.id), acts_share, KS, options); !e.ok())
     return e;
+  if (Status e = make_tensor_map(weights_map, weights, rows(s.od), rows(s.id), weights_share, KS, options);
+      !e.ok()) {
+    return e;
+  }
   const int tiles_m = static_cast<int>((s.nt + BM * plan.cm - 1) / (BM * plan.cm));
-  const int tiles_n = static_cast<int>((s.od + BN - 1) / BN);
+  const int tiles_n = static_cast<int>((s.od + BN * plan.cn - 1) / (BN * plan.cn));
   const long long units = static_cast<long long>(tiles_m) * tiles_n;
+  if (units * blocks > (1LL << 30)) return Status::error("gemm_f16_wgmma: more than 2^30 blocks");
   // Parts of k are added up in the ring's memory, so that a cluster has one tile then.
   const long long clusters =
       CK > 1 ? units : std::min<long long>(units, std::max(1, resident_clusters<BN, CK>(blocks)));
-  if (units * blocks > (1LL << 30)) return Status::error("gemm_f16_wgmma: more than 2^30 blocks");
   LaunchOptions launch_options;
   launch_options.programmatic = programmatic;
   launch_options.cluster_blocks = static_cast<unsigned>(blocks);
   return launch(launch_options, gemm_f16_wgmma<BN, CK>, dim3(static_cast<unsigned>(clusters * blocks)),
                 dim3(kThreads), Tile<BN>::kSharedBytes, stream, acts_map, weights_map, out, epilogue,
-                static_cast<int>(s.nt), static_cast<int>(s.od), steps, tiles_m, tiles_n, plan.cm, plan.band,
-                skew);
+                static_cast<int>(s.nt), static_cast<int>(s.od), steps, tiles_m, tiles_n, plan.cm, plan.cn,
+                plan.band, programmatic);
 }
 
 }  // namespace gemm_wgmma
 
 /// @param acts [nt][id], weights [od][id], at multiples of 16 bytes @param out [nt][od]
-/// @param programmatic starts before its predecessor in the stream has ended: only weights are read until then
+/// @param programmatic starts before its predecessor in the stream has ended. Weights are read from then on, so that
+/// the predecessor must not be what writes them; nothing else is.
 inline Status launch_gemm_f16_wgmma(const __half* acts, const __half* weights, float* out,
                                     const GemmEpilogue& epilogue, const Shape& s, const GemmWgmmaPlan& plan,
-                                    Stream& stream, bool programmatic = false, int skew = 0) {
+                                    Stream& stream, bool programmatic = false) {
   using namespace gemm_wgmma;
   DeviceInfo hopper;
   hopper.executor = kDeviceExecutor;
@@ -513,39 +544,19 @@ inline Status launch_gemm_f16_wgmma(const __half* acts, const __half* weights, f
     return Status::error(
         "gemm_f16_wgmma: out and residual must begin at multiples of 8 bytes when od is even");
   }
-  const auto launch_parts = [&](auto bn) -> Status {
-    constexpr int BN = decltype(bn)::value;
-    switch (plan.ck) {
-      case 1:
-        return launch_tile<BN, 1>(acts, weights, out, epilogue, s, plan, skew, stream, programmatic);
-      case 2:
-        return launch_tile<BN, 2>(acts, weights, out, epilogue, s, plan, skew, stream, programmatic);
-      case 4:
-        return launch_tile<BN, 4>(acts, weights, out, epilogue, s, plan, skew, stream, programmatic);
-      default:
-        return Status::error("gemm_f16_wgmma: k in " + std::to_string(plan.ck) +
-                             " parts; allowed are 1, 2 and 4");
-    }
-  };
-  switch (plan.bn) {
-    case 64:
-      return launch_parts(std::integral_constant<int, 64>{});
-    case 96:
-      return launch_parts(std::integral_constant<int, 96>{});
-    case 128:
-      return launch_parts(std::integral_constant<int, 128>{});
-    case 160:
-      return launch_parts(std::integral_constant<int, 160>{});
-    case 192:
-      return launch_parts(std::integral_constant<int, 192>{});
-    case 224:
-      return launch_parts(std::integral_constant<int, 224>{});
-    case 256:
-      return launch_parts(std::integral_constant<int, 256>{});
-    default:
-      return Status::error("gemm_f16_wgmma: no tile of " + std::to_string(plan.bn) +
-                           " weight rows; there are 64, 96, 128, 160, 192, 224 and 256");
+  Status status = Status::error("gemm_f16_wgmma: no kernel for tiles of " + std::to_string(plan.bn) +
+                                " weight rows with k in " + std::to_string(plan.ck) +
+                                " parts; kGemmWgmmaKernels has those that there are");
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    const auto try_kernel = [&]<std::size_t K>(std::integral_constant<std::size_t, K>) {
+      constexpr GemmWgmmaKernel k = kGemmWgmmaKernels[K];
+      if (plan.bn != k.bn || plan.ck != k.ck) return;
+      (void)(status = launch_tile<k.bn, k.ck>(acts, weights, out, epilogue, s, plan, stream, programmatic));
+    };
+    (try_kernel(std::integral_constant<std::size_t, I>{}), ...);
   }
+  (std::make_index_sequence<kGemmWgmmaKernels.size()>{});
+  return status;
 }
 
 inline Status launch_gemm_f16_wgmma(const __half* acts, const __half* weights, float* out,

@@ -3,9 +3,9 @@
 //
 // BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=compute_90a,code=sm_90a -x cu kernels/gemm/test_gemm_wgmma.cpp ... -o
 //        gemm_wgmma
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -17,8 +17,6 @@
 using namespace ladder;
 
 namespace {
-
-constexpr int kTiles[] = {64, 96, 128, 160, 192, 224, 256};
 
 DeviceInfo hopper() {
   DeviceInfo d;
@@ -32,10 +30,10 @@ DeviceInfo hopper() {
 
 std::vector<GemmWgmmaPlan> all_plans() {
   std::vector<GemmWgmmaPlan> all;
-  for (const int bn : kTiles) {
+  for (const GemmWgmmaKernel& k : kGemmWgmmaKernels) {
     for (const int cm : {1, 2, 4}) {
-      for (const int ck : {1, 2, 4}) {
-        if (cm * ck <= 8) all.push_back({bn, cm, ck, 2});
+      for (const int cn : {1, 2, 4}) {
+        if (cm * cn * k.ck <= 8 && k.bn / cm % 8 == 0) all.push_back({k.bn, cm, cn, k.ck, 2});
       }
     }
   }
@@ -43,7 +41,8 @@ std::vector<GemmWgmmaPlan> all_plans() {
 }
 
 std::string name(const GemmWgmmaPlan& p) {
-  return "bn " + std::to_string(p.bn) + " cm " + std::to_string(p.cm) + " ck " + std::to_string(p.ck);
+  return "bn " + std::to_string(p.bn) + " cm " + std::to_string(p.cm) + " cn " + std::to_string(p.cn) +
+         " ck " + std::to_string(p.ck);
 }
 
 /// Tensor cores add sixteen products and a sum at once, cutting off what lies below the largest's last place.
@@ -96,27 +95,26 @@ TEST_CASE("gemm_f16_wgmma says what it does not take") {
   CHECK(!gemm_f16_wgmma_supported({1, 1, 8}, emulator).ok());
 }
 
-TEST_CASE(
-    "every layer of every model has a plan that the launcher takes, with at most two rounds of half the "
-    "GPU") {
-  const std::set<int> tiles(std::begin(kTiles), std::end(kTiles));
+TEST_CASE("every layer of every model has a plan that the launcher takes") {
   for (const QwenLayer& l : all_qwen_layers()) {
     for (const long long nt : {9, 64, 129, 512, 2048}) {
       CAPTURE(l.name);
       CAPTURE(nt);
       const GemmWgmmaPlan p = plan_gemm_f16_wgmma({nt, l.od, l.id}, 132);
-      CHECK(tiles.count(p.bn) == 1);
+      CHECK(std::any_of(kGemmWgmmaKernels.begin(), kGemmWgmmaKernels.end(),
+                        [&](const GemmWgmmaKernel& k) { return k.bn == p.bn && k.ck == p.ck; }));
       CHECK((p.cm == 1 || p.cm == 2 || p.cm == 4));
-      CHECK((p.ck == 1 || p.ck == 2 || p.ck == 4));
-      CHECK(p.cm * p.ck <= 8);
+      CHECK((p.cn == 1 || p.cn == 2 || p.cn == 4));
+      CHECK(p.cm * p.cn * p.ck <= 8);
       CHECK(p.band >= 1);
       CHECK(p.bn / p.cm % 8 == 0);
       CHECK(p.ck <= (l.id + 63) / 64);
       CHECK(128LL * (p.cm / 2) < nt);  // no cluster without tokens for half of its blocks
     }
   }
-  // The shape that the tiles of 256 rows were made for.
-  CHECK(plan_gemm_f16_wgmma({8192, 8192, 8192}, 132).bn == 256);
+  // Large products take large tiles, small ones small tiles.
+  CHECK(plan_gemm_f16_wgmma({8192, 8192, 8192}, 132).bn >= 192);
+  CHECK(plan_gemm_f16_wgmma({512, 896, 896}, 132).bn <= 128);
   // The same plan for a shape whatever was asked before: it is a function.
   CHECK(plan_gemm_f16_wgmma({512, 896, 896}, 132) == plan_gemm_f16_wgmma({512, 896, 896}, 132));
 }
@@ -124,8 +122,8 @@ TEST_CASE(
 TEST_CASE("clusters that run at once") {
   CHECK(gemm_wgmma_clusters(132, 1) == 132);
   CHECK(gemm_wgmma_clusters(132, 2) == 66);
-  CHECK(gemm_wgmma_clusters(132, 4) == 32);
-  CHECK(gemm_wgmma_clusters(132, 8) == 16);
+  CHECK(gemm_wgmma_clusters(132, 4) == 30);
+  CHECK(gemm_wgmma_clusters(132, 8) == 15);
   CHECK(gemm_wgmma_clusters(2, 8) == 1);
 }
 
@@ -142,7 +140,7 @@ TEST_CASE("every plan is right at ragged shapes: exactly on integers, within the
     chapter.rungs = {rung_of(plan)};
     int checked = 0;
     for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
-    CHECK(checked >= 7);
+    CHECK(checked >= 5);  // parts of k need as many steps
   }
 }
 
@@ -166,7 +164,7 @@ TEST_CASE("the chosen plan is right at layers of the models, and at many tiles a
 TEST_CASE("bias, residual and scales of tokens are applied once, in place too") {
   if (!on_hopper()) return;
   Stream stream;
-  for (const Shape& s : std::vector<Shape>{{130, 300, 264}, {65, 71, 136}}) {
+  for (const Shape& s : std::vector<Shape>{{130, 300, 264}, {65, 71, 328}}) {
     const auto n = [](long long a, long long b) { return static_cast<std::size_t>(a * b); };
     // Small integers, so that every order of additions gives the same bits.
     const auto value = [](std::size_t i, int seed) {
@@ -199,7 +197,8 @@ TEST_CASE("bias, residual and scales of tokens are applied once, in place too") 
     };
     const auto a = on_device(acts), w = on_device(weights);
     const auto b = on_device(bias), sc = on_device(scale);
-    for (const GemmWgmmaPlan& plan : {GemmWgmmaPlan{256, 2, 1, 1}, {160, 1, 2, 1}, {64, 2, 4, 1}}) {
+    for (const GemmWgmmaPlan& plan :
+         {GemmWgmmaPlan{256, 2, 1, 1, 1}, {128, 1, 2, 2, 1}, {64, 2, 1, 2, 1}, {112, 2, 4, 1, 1}}) {
       INFO(name(plan));
       Buffer<float> out = on_device(residual);
       const Status e = launch_gemm_f16_wgmma(a.data(), w.data(), out.data(),
@@ -252,19 +251,25 @@ TEST_CASE("plans and pointers that the launcher does not take") {
   const auto launched = [&](GemmWgmmaPlan plan, const __half* acts, float* to, Shape s) {
     return launch_gemm_f16_wgmma(acts, half.data(), to, {}, s, plan, stream).message();
   };
-  CHECK(launched({100, 1, 1, 1}, half.data(), out.data(), {8, 8, 64}).find("no tile of 100") !=
+  const GemmWgmmaPlan good{64, 1, 1, 1, 1};
+  const Shape shape{8, 8, 64};
+  CHECK(launched(good, half.data(), out.data(), shape).empty());
+  CHECK(launched({100, 1, 1, 1, 1}, half.data(), out.data(), shape).find("no kernel for tiles of 100") !=
         std::string::npos);
-  CHECK(launched({64, 3, 1, 1}, half.data(), out.data(), {8, 8, 64}).find("cm is 1, 2 or 4") !=
+  CHECK(launched({160, 1, 1, 2, 1}, half.data(), out.data(), shape).find("k in 2 parts") !=
         std::string::npos);
-  CHECK(launched({64, 1, 3, 1}, half.data(), out.data(), {8, 8, 64}).find("k in 3 parts") !=
+  CHECK(launched({64, 3, 1, 1, 1}, half.data(), out.data(), shape).find("cm and cn are") !=
         std::string::npos);
-  CHECK(launched({64, 1, 2, 1}, half.data(), out.data(), {8, 8, 64}).find("ck at most") != std::string::npos);
-  CHECK(launched({64, 1, 1, 0}, half.data(), out.data(), {8, 8, 64}).find("band at least 1") !=
+  CHECK(launched({64, 1, 3, 1, 1}, half.data(), out.data(), shape).find("cm and cn are") !=
         std::string::npos);
-  CHECK(launched({64, 1, 1, 1}, half.data() + 1, out.data(), {8, 8, 64}).find("multiples of 16") !=
+  CHECK(launched({112, 4, 1, 1, 1}, half.data(), out.data(), shape).find("bn / cm") != std::string::npos);
+  CHECK(launched({64, 4, 4, 1, 1}, half.data(), out.data(), shape).find("at most 8") != std::string::npos);
+  CHECK(launched({64, 1, 1, 2, 1}, half.data(), out.data(), shape).find("ck at most") != std::string::npos);
+  CHECK(launched({64, 1, 1, 1, 0}, half.data(), out.data(), shape).find("band at least 1") !=
         std::string::npos);
-  CHECK(launched({64, 1, 1, 1}, half.data(), out.data() + 1, {8, 8, 64}).find("multiples of 8") !=
-        std::string::npos);
+  CHECK(launched(good, half.data() + 1, out.data(), shape).find("multiples of 16") != std::string::npos);
+  CHECK(launched(good, half.data(), out.data() + 1, shape).find("multiples of 8") != std::string::npos);
+  stream.synchronize();
 }
 
 #endif
