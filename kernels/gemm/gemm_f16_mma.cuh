@@ -335,7 +335,7 @@ Status launch_gemm_f16_mma_tile(const __half* weights, const __half* acts, float
 /// Tiles that gemm_f16_mma chooses from, the largest first. Fewer bytes per product in the large ones, more blocks to share
 /// out with the small ones.
 using MmaTiles = std::tuple<MmaTile<256, 128, 64, 4, 64, 64, 1>, MmaTile<128, 128, 64, 3, 64, 64, 2>,
-                            MmaTile<64, 128, 64, 4, 64, 32, 2>, MmaTile<64, 64, 64, 4, 32, 32, 3>>;
+                            MmaTile<64, 64, 64, 4, 32, 32, 3>>;
 
 struct MmaPlan {
   int tile;    ///< of MmaTiles
@@ -344,12 +344,12 @@ struct MmaPlan {
 
 namespace detail {
 
-/// What a tile costs: clocks of a multiprocessor for a step of k while it is full of blocks, and for a block alone; fitted
-/// to measurements on an H200.
+/// What a tile costs, in clocks of a multiprocessor, fitted to measurements on an H200: a step of k while it is full of
+/// blocks and for a block alone, and what comes before the first step and after the last.
 struct MmaTileCost {
-  double full, alone;
+  double full, alone, round;
 };
-inline constexpr MmaTileCost kMmaTileCosts[] = {{2100, 2100}, {1080, 1350}, {560, 780}, {330, 560}};
+inline constexpr MmaTileCost kMmaTileCosts[] = {{2040, 2040, 5800}, {1050, 1360, 2860}, {425, 550, 2010}};
 
 /// Keeps the better of `best`, which takes `least` clocks, and a plan with tile T.
 template <class T>
@@ -357,6 +357,7 @@ void consider(MmaPlan& best, double& least, int tile, MmaTileCost cost, Shape s,
   const long long tiles = (s.nt + T::TN - 1) / T::TN * ((s.od + T::TM - 1) / T::TM);
   const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
   for (int parts = 1; parts <= most_parts && (parts == 1 || parts * 4 <= steps); ++parts) {
+    if (tiles * (parts - 1) > static_cast<long long>(sms) * T::RESIDENT) break;  // enough blocks without it
     const int per = (steps + parts - 1) / parts;
     if ((steps + per - 1) / per != parts) continue;  // a part without a step
     // Blocks of the busiest multiprocessor, and how long it has them.
@@ -364,10 +365,10 @@ void consider(MmaPlan& best, double& least, int tile, MmaTileCost cost, Shape s,
                     rounds = (blocks + T::RESIDENT - 1) / T::RESIDENT;
     double clocks =
         per * std::max(static_cast<double>(blocks) * cost.full, static_cast<double>(rounds) * cost.alone);
-    clocks += static_cast<double>(rounds) * 2500;  // the first stages and the last sums
+    clocks += static_cast<double>(rounds) * cost.round;
     // Another kernel, and the partial sums there and back at 16 bytes a clock and multiprocessor.
     if (parts > 1) {
-      clocks += 3500 + 8.0 * parts * static_cast<double>(s.nt) * static_cast<double>(s.od) / (16.0 * sms);
+      clocks += 2500 + 0.5 * parts * static_cast<double>(s.nt) * static_cast<double>(s.od) / sms;
     }
     if (least == 0 || clocks < least) {
       least = clocks;
@@ -388,8 +389,6 @@ inline MmaPlan gemm_f16_mma_plan(Shape s, int sms, int most_parts = kMostKSplit)
   detail::consider<std::tuple_element_t<1, MmaTiles>>(best, least, 1, detail::kMmaTileCosts[1], s, sms,
                                                       most_parts);
   detail::consider<std::tuple_element_t<2, MmaTiles>>(best, least, 2, detail::kMmaTileCosts[2], s, sms,
-                                                      most_parts);
-  detail::consider<std::tuple_element_t<3, MmaTiles>>(best, least, 3, detail::kMmaTileCosts[3], s, sms,
                                                       most_parts);
   return best;
 }
@@ -418,10 +417,8 @@ inline Status launch_gemm_f16_mma(const __half* weights, const __half* acts, flo
       return with(std::tuple_element_t<0, MmaTiles>());
     case 1:
       return with(std::tuple_element_t<1, MmaTiles>());
-    case 2:
-      return with(std::tuple_element_t<2, MmaTiles>());
     default:
-      return with(std::tuple_element_t<3, MmaTiles>());
+      return with(std::tuple_element_t<2, MmaTiles>());
   }
 }
 

@@ -163,8 +163,9 @@ Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, f
 
 // ANCHOR: gemm_mma_tma_plan
 using MmaTmaTiles = std::tuple<MmaTile<256, 128, 64, 4, 64, 64, 1>, MmaTile<128, 128, 64, 6, 64, 32, 1>,
-                               MmaTile<64, 64, 64, 8, 32, 32, 1>>;
-inline constexpr detail::MmaTileCost kMmaTmaTileCosts[] = {{1780, 1780}, {1050, 1050}, {420, 420}};
+                               MmaTile<128, 64, 64, 8, 32, 32, 1>, MmaTile<64, 64, 64, 8, 32, 32, 1>>;
+inline constexpr detail::MmaTileCost kMmaTmaTileCosts[] = {
+    {1620, 1620, 6490}, {900, 900, 3260}, {556, 556, 1870}, {407, 407, 1000}};
 
 /// As gemm_f16_mma_plan, of MmaTmaTiles.
 inline MmaPlan gemm_f16_mma_tma_plan(Shape s, int sms, int most_parts = kMostKSplit) {
@@ -175,6 +176,8 @@ inline MmaPlan gemm_f16_mma_tma_plan(Shape s, int sms, int most_parts = kMostKSp
   detail::consider<std::tuple_element_t<1, MmaTmaTiles>>(best, least, 1, kMmaTmaTileCosts[1], s, sms,
                                                          most_parts);
   detail::consider<std::tuple_element_t<2, MmaTmaTiles>>(best, least, 2, kMmaTmaTileCosts[2], s, sms,
+                                                         most_parts);
+  detail::consider<std::tuple_element_t<3, MmaTmaTiles>>(best, least, 3, kMmaTmaTileCosts[3], s, sms,
                                                          most_parts);
   return best;
 }
@@ -201,8 +204,10 @@ inline Status launch_gemm_f16_mma_tma(const __half* weights, const __half* acts,
       return with(std::tuple_element_t<0, MmaTmaTiles>());
     case 1:
       return with(std::tuple_element_t<1, MmaTmaTiles>());
-    default:
+    case 2:
       return with(std::tuple_element_t<2, MmaTmaTiles>());
+    default:
+      return with(std::tuple_element_t<3, MmaTmaTiles>());
   }
 }
 
