@@ -150,7 +150,8 @@ inline Rung wgmma() {
   r.supported = gemm_f16_wgmma_supported;
   r.roundings = [](Shape s, Executor) { return mma_roundings(s.id, 4); };
   r.device = [](const __half* weights, const __half* acts, float* out, Shape s, Stream& stream) {
-    return launch_gemm_f16_wgmma(acts, weights, out, {}, s, stream);
+    // Products that follow one another start early: none writes weights, which is all that one reads until then.
+    return launch_gemm_f16_wgmma(acts, weights, out, {}, s, stream, true);
   };
   return r;
 }
