@@ -42,7 +42,11 @@ def main(arguments: list[str]) -> int:
         # A literal a line: compilers bound the length of one.
         lines = "\n".join(f"     {json.dumps(line)}" for line in text.splitlines(keepends=True))
         rows.append(f"      {{{json.dumps(Path(name).stem)},\n{lines}}},\n")
-    body = f"  static constexpr GatesFile kFiles[] = {{\n{''.join(rows)}  }};\n  return kFiles;\n" if rows else "  return {};\n"
+    body = (
+        f"  static constexpr GatesFile kFiles[] = {{\n{''.join(rows)}  }};\n  return kFiles;\n"
+        if rows
+        else "  return {};\n"
+    )
     Path(arguments[0]).write_text(HEADER + body + FOOTER, encoding="utf-8")
     return 0
 

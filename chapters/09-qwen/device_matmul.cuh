@@ -355,6 +355,12 @@ class DeviceMatmul {
     return k;
   }
 
+  [[nodiscard]] F16Tile f16_tile() const {
+    const dispatch::Switches& s = options_.switches;
+    if (s.gemm_tm == 0 && !s.gemm_k64) return {};
+    return {s.gemm_tm != 0 ? s.gemm_tm : 128, s.gemm_k64 ? 64 : 32};
+  }
+
   /// Forms of a tensor: those of its products; rows for what is looked up or added.
   [[nodiscard]] Forms forms(const gguf::Tensor* t) const {
     const auto found = forms_.find(t);
@@ -442,7 +448,7 @@ class DeviceMatmul {
           const __half* weights =
               w.halves.size() > 0 ? w.halves.data() : reinterpret_cast<const __half*>(w.rows.data());
           launches_(note(chosen, {{p.weights}}, nt), stream, [&] {
-            return multiply_f16(chosen.kernel == Kernel::gemm_f16_wgmma, weights, x, p.out,
+            return multiply_f16(chosen.kernel == Kernel::gemm_f16_wgmma, f16_tile(), weights, x, p.out,
                                 {nt, p.weights->rows(), id}, epilogue(p, row_scale_.data()),
                                 workspace_.data(), stream, launches_.overlap());
           });

@@ -119,7 +119,8 @@ class Launches {
                                         : ActivationFormat::f32;
     const double bytes = compulsory_traffic(type, acts, s).total(), ops = matmul_ops(s);
     o.add("weights", names).add("type", info(type).name).add("nt", s.nt).add("od", od).add("id", id);
-    o.add("tier", dispatch::info(k).tier).add("gate", n.gate->name).add("bytes", bytes).add("ops", ops);
+    o.add("tier", dispatch::info(k).tier).add("gate", n.gate->name);
+    o.add("bytes", static_cast<long long>(bytes)).add("ops", static_cast<long long>(ops));
     o.add("gbps", bytes / ns).add("gops", ops / ns);
     // The roof is the longer of what the bytes and what the operations take at least.
     const double peak = int8 ? s8_gops_ : f16 ? f16_gops_ : 0;

@@ -8,10 +8,20 @@
 
 namespace ladder::qwen {
 
-Status multiply_f16(bool wgmma, const __half* weights, const __half* acts, float* out, Shape s,
+Status multiply_f16(bool wgmma, F16Tile tile, const __half* weights, const __half* acts, float* out, Shape s,
                     const GemmEpilogue& epilogue, float* workspace, Stream& stream, bool programmatic) {
-  return wgmma ? launch_gemm_f16_wgmma(acts, weights, out, epilogue, s, stream, programmatic)
-               : launch_gemm_f16_mma(weights, acts, out, s, epilogue, workspace, stream, programmatic);
+  if (wgmma) return launch_gemm_f16_wgmma(acts, weights, out, epilogue, s, stream, programmatic);
+  if (tile.outputs == 0) {
+    return launch_gemm_f16_mma(weights, acts, out, s, epilogue, workspace, stream, programmatic);
+  }
+  const auto with = [&]<int TM, int KS>() {
+    return launch_gemm_f16_mma_tile<MmaTile<64, TM, KS, 4, 32, TM / 2, 2>>(weights, acts, out, s, epilogue, 1,
+                                                                           nullptr, stream, programmatic);
+  };
+  if (tile.outputs == 64) {
+    return tile.step == 64 ? with.operator()<64, 64>() : with.operator()<64, 32>();
+  }
+  return tile.step == 64 ? with.operator()<128, 64>() : with.operator()<128, 32>();
 }
 
 std::size_t f16_workspace_bytes(bool wgmma, Shape s, int sms) {

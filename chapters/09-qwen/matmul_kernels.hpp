@@ -29,8 +29,13 @@ std::size_t workspace_of_mmq(WeightType type, Shape s, int sms);
 
 // matmul_f16.cu -----------------------------------------------------------------------------------------------------
 
+/// What LADDER_GEMM_TM and LADDER_GEMM_K64 ask of gemm_f16_mma: blocks of 64 tokens and `outputs`, steps of `step` along
+/// k; or nothing.
+struct F16Tile {
+  int outputs = 0, step = 0;  // 64 or 128; 32 or 64; both 0: as the shape asks
+};
 /// gemm_f16_wgmma, or gemm_f16_mma. @param weights [od][id] @param acts [nt][id], both f16
-Status multiply_f16(bool wgmma, const __half* weights, const __half* acts, float* out, Shape s,
+Status multiply_f16(bool wgmma, F16Tile tile, const __half* weights, const __half* acts, float* out, Shape s,
                     const GemmEpilogue& epilogue, float* workspace, Stream& stream, bool programmatic);
 std::size_t f16_workspace_bytes(bool wgmma, Shape s, int sms);
 

@@ -645,6 +645,26 @@ TEST_CASE("every switch: what it changes, and that results stay within their bou
   }
 }
 
+TEST_CASE("tiles of gemm_f16_mma by switch") {
+  const TinyModel model(WeightType::q8_0, false, 1);
+  const std::vector<std::int32_t> tokens = text(20);
+  const std::vector<double> reference = Reference64(*model, false, Activations::f16).logits(tokens);
+  for (const int tm : {0, 64, 128}) {
+    for (const bool k64 : {false, true}) {
+      if (tm == 0 && !k64) continue;
+      CAPTURE(tm);
+      CAPTURE(k64);
+      EngineOptions options = options_of(false, false);
+      options.switches.conditions = dispatch::kMmqOff | dispatch::kGemmTile;
+      options.switches.gemm_tm = tm;
+      options.switches.gemm_k64 = k64;
+      const std::unique_ptr<Engine> engine = make_device_engine(*model, options);
+      CHECK(engine->info().kernels.find("gemm_f16_mma of q8_0") != std::string::npos);
+      CHECK(relative_error(evaluated(*engine, tokens), reference) <= 2 * kInt8Tolerance);
+    }
+  }
+}
+
 TEST_CASE("without a graph: the same bits, for tokens and for prompts that come again") {
   const std::vector<std::int32_t> tokens = text(11);
   const TinyModel model(WeightType::q4_0, false, 1);

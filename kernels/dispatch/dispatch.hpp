@@ -85,6 +85,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+// ANCHOR: gate
 /// When a kernel is wanted. All conditions must hold.
 struct Gate {
   std::string name;  ///< "prefill.mmq"
@@ -95,6 +96,7 @@ struct Gate {
   Conditions unless = 0;        ///< switches that must not
   std::string evidence{};       ///< where the bounds come from
 };
+// ANCHOR_END: gate
 
 /// Gates in the order in which they are asked.
 struct Table {
@@ -105,6 +107,7 @@ struct Table {
 /// Token rows from which on a prompt is one.
 inline constexpr long long kPrefillFrom = 9;
 
+// ANCHOR: default_table
 /// The table for devices that have none of their own. Prompts: int8 or f16 switched off or on come first; then tiles,
 /// decoded on their way to the tensor cores, where there is wgmma, and int8 elsewhere. What is decoded goes through
 /// mmvq_tiles at any length: tensor cores and a ring of copies lose to f32 activations at no shape of any Qwen2.5 layer.
@@ -115,9 +118,11 @@ inline Table default_table() {
   Table t{"default", {}};
   t.gates = {
       {"prefill.mmq_forced", Kernel::mmq_tiles, kBlockTypes, prompt, any, any, kMmqOn, kNoPrefillGemm},
-      {"prefill.f16_wgmma", Kernel::gemm_f16_wgmma, kBlockTypes, prompt, any, any, kMmqOff, kNoPrefillGemm},
+      {"prefill.f16_wgmma", Kernel::gemm_f16_wgmma, kBlockTypes, prompt, any, any, kMmqOff,
+       kNoPrefillGemm | kGemmTile},
       {"prefill.f16_mma", Kernel::gemm_f16_mma, kBlockTypes, prompt, any, any, kMmqOff, kNoPrefillGemm},
-      {"prefill.f16_weights_wgmma", Kernel::gemm_f16_wgmma, f16, prompt, any, any, 0, kNoPrefillGemm},
+      {"prefill.f16_weights_wgmma", Kernel::gemm_f16_wgmma, f16, prompt, any, any, 0,
+       kNoPrefillGemm | kGemmTile},
       {"prefill.f16_weights_mma", Kernel::gemm_f16_mma, f16, prompt, any, any, 0, kNoPrefillGemm},
       {"prefill.tiles_wgmma", Kernel::gemm_tiles_wgmma, kBlockTypes, prompt, any, any, 0, kNoPrefillGemm},
       {"prefill.mmq", Kernel::mmq_tiles, kBlockTypes, prompt, any, any, 0, kNoPrefillGemm},
@@ -127,6 +132,7 @@ inline Table default_table() {
   };
   return t;
 }
+// ANCHOR_END: default_table
 
 /// The seed's gates, found by its authors on a GB10, over the kernels of this project: its int8 kernels for small batches
 /// are mmvq_tiles here, its f16 GEMM is gemm_f16. Q4_1, Q5_0 and Q5_1 decode with f32 activations, and so does every
@@ -141,7 +147,8 @@ inline Table seed_table() {
   Table t{"seed", {}};
   t.gates = {
       {"prefill.mmq", Kernel::mmq_tiles, prefill, prompt, any, any, 0, kNoPrefillGemm | kMmqOff, by},
-      {"prefill.f16_wgmma", Kernel::gemm_f16_wgmma, prefill, prompt, any, any, 0, kNoPrefillGemm, by},
+      {"prefill.f16_wgmma", Kernel::gemm_f16_wgmma, prefill, prompt, any, any, 0, kNoPrefillGemm | kGemmTile,
+       by},
       {"prefill.f16_mma", Kernel::gemm_f16_mma, prefill, prompt, any, any, 0, kNoPrefillGemm, by},
       {"q4_0.small_batch", Kernel::mmvq_tiles, bit(W::q4_0), {2, Range::kNone}, {1, 8192}, any, 0, 0, by},
       {"q4_0.mmvq", Kernel::mmvq_tiles, bit(W::q4_0), one, long_rows, any, 0, kNoQ40Mmvq, by},
@@ -242,6 +249,7 @@ constexpr Range rows_of(const Gate& g, const Switches& s) {
   return r;
 }
 
+// ANCHOR: ask_kind
 /// All that a gate asks but its bounds: whether it is for this type, these switches, this device.
 inline Verdict ask_kind(const Gate& g, const Request& r, const DeviceInfo& device, const Switches& switches) {
   const KernelInfo& kernel = info(g.kernel);
@@ -257,6 +265,7 @@ inline Verdict ask_kind(const Gate& g, const Request& r, const DeviceInfo& devic
   if (r.shape.id % kernel.id_multiple != 0) return {&g, Refusal::id_multiple, {}, kernel.id_multiple};
   return {&g};
 }
+// ANCHOR_END: ask_kind
 
 /// A gate's bounds.
 inline Verdict ask_bounds(const Gate& g, const Shape& s, const Switches& switches) {
@@ -327,6 +336,7 @@ inline Margin margin_of(const Table& table, const Gate* chosen, const Request& r
   return best;
 }
 
+// ANCHOR: decide
 /// Decides. Error for a shape that no kernel takes, with what would be allowed, and for a table without an answer.
 inline Status decide(const Table& table, const Request& r, const DeviceInfo& device, const Switches& switches,
                      Decision* out) {
@@ -350,6 +360,7 @@ inline Status decide(const Table& table, const Request& r, const DeviceInfo& dev
   *out = std::move(d);
   return {};
 }
+// ANCHOR_END: decide
 
 /// Names of the conditions of a set, ", " between them.
 inline std::string condition_names(Conditions set) {

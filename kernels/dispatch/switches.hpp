@@ -33,13 +33,13 @@ inline constexpr TypeSet kKQuants = bit(WeightType::q2_k) | bit(WeightType::q3_k
 /// States of switches that a gate can ask for, a bit each.
 using Conditions = std::uint32_t;
 inline constexpr Conditions kMmqOff = 1, kMmqOn = 2, kNoPrefillGemm = 4, kNoQ40Mmvq = 8, kNoQ80Mmvq = 16,
-                            kNoKqMmvq = 32, kMmvqV1 = 64;
+                            kNoKqMmvq = 32, kMmvqV1 = 64, kGemmTile = 128;
 struct ConditionInfo {
   Conditions bit;
   const char* name;  ///< as it is written in a shell, and in a table of gates
   TypeSet types;     ///< whose gates it can open or shut
 };
-inline constexpr std::array<ConditionInfo, 7> kConditions = {{
+inline constexpr std::array<ConditionInfo, 8> kConditions = {{
     {kMmqOff, "LADDER_MMQ=0", kBlockTypes},
     {kMmqOn, "LADDER_MMQ=1", kBlockTypes},
     {kNoPrefillGemm, "LADDER_NO_PREFILL_GEMM=1", kAllTypes},
@@ -47,13 +47,14 @@ inline constexpr std::array<ConditionInfo, 7> kConditions = {{
     {kNoQ80Mmvq, "LADDER_NO_Q80_MMVQ=1", bit(WeightType::q8_0)},
     {kNoKqMmvq, "LADDER_NO_KQ_MMVQ=1", kKQuants},
     {kMmvqV1, "LADDER_MMVQ_V1=1", kBlockTypes},
+    {kGemmTile, "LADDER_GEMM_TM or LADDER_GEMM_K64", kAllTypes},
 }};
 
 /// What the environment asks for.
 struct Switches {
   Conditions conditions = 0;
   bool small_m_gemm = false;   ///< prefill kernels from two token rows on
-  int gemm_tm = 0;             ///< 64 or 128 outputs of a block of gemm_f16_mma; 0: as the shape asks
+  int gemm_tm = 0;             ///< 64 or 128 outputs of a block of gemm_f16_mma; 0: not asked for
   bool gemm_k64 = false;       ///< steps of 64 along k in gemm_f16_mma
   bool no_cuda_graph = false;  ///< every launch of a token on its own
   std::string trace;           ///< file for a trace; empty: none
@@ -75,8 +76,8 @@ inline constexpr std::array<SwitchInfo, 12> kSwitches = {{
     {"LADDER_NO_Q80_MMVQ", "0|1", "1: Q8_0 decodes with f32 activations"},
     {"LADDER_NO_KQ_MMVQ", "0|1", "1: K-quants decode with f32 activations"},
     {"LADDER_MMVQ_V1", "0|1", "1: decoding reads the file's blocks (mmvq_multi), not tiles"},
-    {"LADDER_GEMM_TM", "64|128", "outputs of a block of gemm_f16_mma"},
-    {"LADDER_GEMM_K64", "0|1", "1: gemm_f16_mma steps by 64 along k"},
+    {"LADDER_GEMM_TM", "64|128", "f16 prompts through gemm_f16_mma, with so many outputs a block"},
+    {"LADDER_GEMM_K64", "0|1", "1: f16 prompts through gemm_f16_mma, by 64 along k instead of 32"},
     {"LADDER_NO_CUDA_GRAPH", "0|1", "1: a decoded token is launched kernel by kernel"},
     {"LADDER_TRACE", "FILE", "writes a Chrome trace of every kernel of a multiplication"},
     {"LADDER_GATES", "FILE", "a table of gates instead of the device's; also: seed, default"},
@@ -86,7 +87,7 @@ inline constexpr std::array<SwitchInfo, 12> kSwitches = {{
 /// switch does not have, with those that it has.
 inline Status read_switches(const std::function<const char*(const char*)>& get, Switches* out) {
   Switches s;
-  Status wrong;
+  std::string wrong;
   const auto value = [&](const char* name) -> std::string_view {
     const char* v = get(name);
     return v != nullptr ? v : "";
@@ -99,8 +100,7 @@ inline Status read_switches(const std::function<const char*(const char*)>& get, 
     }
     std::string list;
     for (const std::string_view a : allowed) list += (list.empty() ? "" : " or ") + std::string(a);
-    if (wrong.ok())
-      wrong = Status::error(std::string(name) + " must be " + list + ", not '" + std::string(v) + "'");
+    if (wrong.empty()) wrong = std::string(name) + " must be " + list + ", not '" + std::string(v) + "'";
     return std::string_view();
   };
   const auto on = [&](const char* name) { return one_of(name, {"0", "1"}) == "1"; };
@@ -116,11 +116,13 @@ inline Status read_switches(const std::function<const char*(const char*)>& get, 
   const std::string_view tm = one_of("LADDER_GEMM_TM", {"64", "128"});
   s.gemm_tm = tm == "64" ? 64 : tm == "128" ? 128 : 0;
   s.gemm_k64 = on("LADDER_GEMM_K64");
+  if (s.gemm_tm != 0 || s.gemm_k64) s.conditions |= kGemmTile;
   s.no_cuda_graph = on("LADDER_NO_CUDA_GRAPH");
   s.trace = value("LADDER_TRACE");
   s.gates = value("LADDER_GATES");
-  if (wrong.ok()) *out = s;
-  return wrong;
+  if (!wrong.empty()) return Status::error(wrong);
+  *out = s;
+  return {};
 }
 
 /// A text for `--help`: a line a switch.

@@ -64,7 +64,7 @@ constexpr long long kRows[] = {1, 2, 3, 7, 8, 9, 10, 64, 65, 512};
 const std::vector<Switches>& environments() {
   static const std::vector<Switches> all = [] {
     std::vector<Switches> v;
-    for (Conditions c = 0; c < 128; ++c) {
+    for (Conditions c = 0; c < 256; ++c) {
       if ((c & kMmqOff) != 0 && (c & kMmqOn) != 0) continue;
       for (const bool small : {false, true}) {
         Switches s;
@@ -109,7 +109,7 @@ const char* seed_tree(const Request& r, const DeviceInfo& d, const Switches& s) 
     case W::q6_k:
       if ((nt >= 9 || (nt >= 2 && s.small_m_gemm)) && !on(s, kNoPrefillGemm)) {
         if (!on(s, kMmqOff) && tensor) return "prefill.mmq";
-        if (on(s, kMmqOff) && wgmma) return "prefill.f16_wgmma";
+        if (on(s, kMmqOff) && wgmma && !on(s, kGemmTile)) return "prefill.f16_wgmma";
         if (on(s, kMmqOff) && tensor) return "prefill.f16_mma";
       }
       break;
@@ -146,11 +146,13 @@ const char* default_tree(const Request& r, const DeviceInfo& d, const Switches& 
   if (r.exact || r.type == W::f32 || r.type == W::bf16) return "float";
   if (r.type == W::f16) {
     if (!prompt || id % 8 != 0) return "float";
-    return wgmma ? "prefill.f16_weights_wgmma" : tensor ? "prefill.f16_weights_mma" : "float";
+    return wgmma && !on(s, kGemmTile) ? "prefill.f16_weights_wgmma"
+           : tensor                   ? "prefill.f16_weights_mma"
+                                      : "float";
   }
   if (prompt && tensor) {
     if (on(s, kMmqOn)) return "prefill.mmq_forced";
-    if (on(s, kMmqOff)) return wgmma ? "prefill.f16_wgmma" : "prefill.f16_mma";
+    if (on(s, kMmqOff)) return wgmma && !on(s, kGemmTile) ? "prefill.f16_wgmma" : "prefill.f16_mma";
     return wgmma ? "prefill.tiles_wgmma" : "prefill.mmq";
   }
   const bool k_quant =
@@ -441,11 +443,11 @@ TEST_CASE("switches") {
   environment = {
       {"LADDER_MMQ", "1"}, {"LADDER_NO_KQ_MMVQ", "1"}, {"LADDER_GEMM_TM", "128"}, {"LADDER_TRACE", "t"}};
   REQUIRE(read_switches(get, &s).ok());
-  CHECK(s.conditions == (kMmqOn | kNoKqMmvq));
+  CHECK(s.conditions == (kMmqOn | kNoKqMmvq | kGemmTile));
   CHECK(s.gemm_tm == 128);
   CHECK(s.trace == "t");
   for (const ConditionInfo& c : kConditions) {
-    const std::string name = std::string(c.name).substr(0, std::string(c.name).find('='));
+    const std::string name = std::string(c.name).substr(0, std::string(c.name).find_first_of("= "));
     CHECK(names.count(name) == 1);
   }
 }

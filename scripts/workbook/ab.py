@@ -180,7 +180,8 @@ def command_compare_llama(args: argparse.Namespace) -> int:
     peer = shutil.which("llama-bench")
     if peer is None:
         raise UserError(
-            "there is no llama-bench on PATH; build llama.cpp (https://github.com/ggml-org/llama.cpp) and add its folder"
+            "there is no llama-bench on PATH; build llama.cpp (https://github.com/ggml-org/llama.cpp) and "
+            "add its folder"
         )
     folder = run.prepare(args)
     program = build.built_qwen(folder, args.on)
