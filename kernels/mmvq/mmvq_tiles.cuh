@@ -90,16 +90,33 @@ template <int NT, int W>
 struct Partial {
   static constexpr int TURNS = NT == 1 ? 8 : 2, OUTS = kRows * NT;
   using Turns = float[TURNS][W][OUTS];
+  static_assert(NT > 1 || TURNS * OUTS <= 32 * W, "with one token a thread has one output");
   Turns v[2];
+};
+
+/// What is added to a thread's output of one token, and multiplied with it on its way to planes: asked for before the sums
+/// are there.
+struct Early {
+  float bias = 0.0f, residual = 0.0f, weight = 0.0f;
+  __device__ __forceinline__ void load(const Parts& parts, int first, int turns) {
+    const int n = static_cast<int>(threadIdx.x) / kRows, at = first + n, p = part_of(parts, at);
+    const MmvqPart& part = parts.part[p];
+    const int r = (at - parts.first[p]) * kRows + static_cast<int>(threadIdx.x) % kRows;
+    if (n >= turns || r >= part.od) return;
+    if (part.bias != nullptr) bias = part.bias[r];
+    if (part.residual != nullptr) residual = part.residual[r];
+    if (parts.planes != nullptr) weight = parts.weight[r];
+  }
 };
 
 // ANCHOR: mmvq_tiles_finish
 /// A thread an output of `turns` turns that began at sixteen `first`: its sums in order, then what is added to them.
 /// @param sums of each output: steps of a row, W at most
 /// @param root what the sums of a row that was not normalised are multiplied with
+/// @param early of the thread's output, with one token and no gate
 template <int NT, int W, bool SWIGLU>
 __device__ __forceinline__ void finish(const Parts& parts, int first, int turns, int nt, int sums, float root,
-                                       const typename Partial<NT, W>::Turns& partial) {
+                                       const Early& early, const typename Partial<NT, W>::Turns& partial) {
   constexpr int OUTS = Partial<NT, W>::OUTS;
 #pragma unroll 1
   for (int o = static_cast<int>(threadIdx.x); o < (SWIGLU ? turns / 2 : turns) * OUTS; o += 32 * W) {
@@ -114,7 +131,7 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
 #pragma unroll 4
       for (int w = 0; w < sums; ++w) sum += partial[turn][w][i];
       if constexpr (NT == 1) sum *= root;
-      return m.bias != nullptr ? sum + m.bias[r] : sum;
+      return NT > 1 && m.bias != nullptr ? sum + m.bias[r] : sum;
     };
     const long long to = static_cast<long long>(token) * part.od + r;
     if constexpr (SWIGLU) {
@@ -129,10 +146,11 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
       }
     } else {
       float sum = sum_of(n, part);
-      if (part.residual != nullptr) sum += part.residual[to];
+      if constexpr (NT == 1) sum += early.bias;
+      if (part.residual != nullptr) sum += NT == 1 ? early.residual : part.residual[to];
       part.out[to] = sum;
       if (NT == 1 && parts.planes != nullptr)
-        tile_acts::store_unnormalised(sum, parts.weight[r], r / 32, parts.planes, parts.squares, part.od);
+        tile_acts::store_unnormalised(sum, early.weight, r / 32, parts.planes, parts.squares, part.od);
     }
   }
 }
@@ -154,7 +172,6 @@ __host__ __device__ constexpr int blocks_per_sm() {
   return (NT > 1 ? 16 : Format::kWarpsPerSm) / W;
 }
 
-// ANCHOR: mmvq_tiles_loader
 /// The addresses of a warp's tiles. Of the tiles of a block, row of tiles after row of tiles, warp w takes every Wth from
 /// the w-th on, of whatever row it is: so no warp has more to do than another.
 template <int BYTES, bool SWIGLU>
@@ -196,7 +213,6 @@ struct Loader {
     }
   }
 };
-// ANCHOR_END: mmvq_tiles_loader
 
 // ANCHOR: mmvq_tiles
 /// @tparam NT tokens of the activations' group: 1 or 8
@@ -283,6 +299,8 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   do {
     const int until = min(begun + TURNS, turns);
     int sum_at = step;  // step modulo W
+    Early early;
+    if constexpr (NT == 1 && !SWIGLU) early.load(parts, first + begun, until - begun);
     while (turn < until) {
       cp_async_wait_group<D - 1>();  // the oldest of D groups is there
       __syncwarp();                  // for all lanes
@@ -311,7 +329,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     }
     __syncthreads();  // all warps' sums are there; and those before them, which are next overwritten, are read
     finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt, min(steps, W), root,
-                          partial.v[side]);
+                          early, partial.v[side]);
     begun = until;
     side ^= 1;
   } while (begun < turns);

@@ -254,10 +254,11 @@ struct TileIQ4_NL : TileQ4_0 {
 // Blocks of 256: integer scales inside, multiples of one or two f32 units --------------------------------------------------
 // H = 0, 1: the block's eight sub-blocks, four at a time; sub = 0..3 in it.
 
-/// Byte i of a word: put below the exponent of 2^23, of which it is then taken off. An instruction that converts bytes is
-/// four times as slow.
-__device__ __forceinline__ float byte_to_float(unsigned w, int i) {
-  return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7540u + static_cast<unsigned>(i))) - 8388608.0f;
+/// unit * byte i of a word, rounded once. The byte is put below the exponent of 2^23, of which it is taken off again in the
+/// product: unit * 2^23 is exact. An instruction that converts bytes is four times as slow.
+__device__ __forceinline__ float times_byte(float unit, unsigned w, int i) {
+  const float biased = __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7540u + static_cast<unsigned>(i)));
+  return fmaf(unit, biased, unit * -8388608.0f);
 }
 /// The 6-bit scales of Q4_K and Q5_K of four sub-blocks, a byte each; then the minima.
 template <int H>
@@ -301,8 +302,8 @@ struct TileQ4_K {
     FloatScales s;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      s.d[row] = low_half(r.head[row].x) * byte_to_float(scales_k4<H>(r.head[row]), sub);
-      s.min[row] = -high_half(r.head[row].x) * byte_to_float(minima_k4<H>(r.head[row]), sub);
+      s.d[row] = times_byte(low_half(r.head[row].x), scales_k4<H>(r.head[row]), sub);
+      s.min[row] = times_byte(-high_half(r.head[row].x), minima_k4<H>(r.head[row]), sub);
     }
     return s;
   }
@@ -633,23 +634,25 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
         } else {
           mma_m16n8k32_s8_zero(low[S], a, b);
         }
-      } else {
+      } else if constexpr (TWO) {
+        if constexpr (ZERO == 0) {
+          mma_m16n8k16_s8_zero(low[S], {a[0], a[1]}, {b[0]});
+          mma_m16n8k16_s8_zero(high[S], {a[2], a[3]}, {b[1]});
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const ActsScale& at = x[S][i % 2];
-          if constexpr (TWO) {
-            low[S][i] = ZERO == 0 ? 0 : at.template sum<-ZERO, 0>();
-            high[S][i] = ZERO == 0 ? 0 : at.template sum<0, -ZERO>();
-          } else {
-            low[S][i] = ZERO == 0 ? kFloatBits : at.template sum<-ZERO, -ZERO>(kFloatBits);
+          for (int i = 0; i < 4; ++i) {
+            low[S][i] = x[S][i % 2].template sum<-ZERO, 0>();
+            high[S][i] = x[S][i % 2].template sum<0, -ZERO>();
           }
-        }
-        if constexpr (TWO) {
           mma_m16n8k16_s8(low[S], {a[0], a[1]}, {b[0]});
           mma_m16n8k16_s8(high[S], {a[2], a[3]}, {b[1]});
-        } else {
-          mma_m16n8k32_s8(low[S], a, b);
         }
+      } else if constexpr (ZERO == 0) {
+        mma_m16n8k32_s8_from(low[S], a, b, kFloatBits);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) low[S][i] = x[S][i % 2].template sum<-ZERO, -ZERO>(kFloatBits);
+        mma_m16n8k32_s8(low[S], a, b);
       }
     };
     const uint4 q0 = *reinterpret_cast<const uint4*>(codes + (2 * H) * NT * 64);
