@@ -214,7 +214,7 @@ emu::Counters counts_of(const std::string& id, Shape shape, Context& ctx) {
   ops.fill_inputs(FillKind::uniform, 1, ctx.stream);
   const emu::counting on;
   require(run_once(r, ops, 0, ctx, ctx.stream));
-  const emu::Counters c = emu::last_launch();
+  emu::Counters c = emu::last_launch();
   CHECK(c.findings.empty());
   return c;
 }
