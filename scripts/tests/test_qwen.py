@@ -18,6 +18,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from tests.support import ROOT
 from workbook import records
@@ -436,6 +437,61 @@ class Files(QwenCase):
         header = self.folder / "header.gguf"
         header.write_bytes(MODEL.read_bytes()[: MODEL.stat().st_size // 2])
         self.assertEqual(self.json("explain", header)["tensor_bytes"], report["tensor_bytes"])
+
+
+class Dispatch(QwenCase):
+    def test_explain_says_which_kernel(self):
+        report = self.json("explain", MODEL, "--device", "nvidia-h200", "--gates", "default")
+        self.assertEqual(report["gates"], "default")
+        matrices = {m["tensor"]: m for m in report["dispatch"]}
+        self.assertEqual(len(matrices), 7 * report["layers"] + 1)
+        at = {a["nt"]: a for a in matrices["blk.0.attn_q.weight"]["at"]}
+        self.assertEqual(sorted(at), [1, 8, 512])
+        self.assertEqual(at[1]["kernel"], "f16_f32_matmul")
+        self.assertAlmostEqual(at[8]["margin"], 9 / 8, places=6)
+        self.assertEqual(at[512]["gate"], "prefill.f16_weights_wgmma")
+        text = self.text("explain", MODEL, "--nt", "9", "--reasons", "--show-gates", "--device", "nvidia-gb10")
+        self.assertIn("prefill.f16_weights_mma", text)
+        self.assertIn("it needs compute capability 9.0, here 12.1", text)
+        self.assertIn("gates 'default', the first that takes a shape decides:", text)
+        self.assertIn(
+            "no device 'abacus'; there are ",
+            self.qwen("explain", MODEL, "--device", "abacus", status=2).stderr.decode(),
+        )
+
+    def test_switches(self):
+        help_text = self.text("--help")
+        for name in ("LADDER_MMQ=0|1", "LADDER_GEMM_TM=64|128", "LADDER_TRACE=FILE", "LADDER_GATES=FILE"):
+            self.assertIn(name, help_text)
+        for name, value, said in (
+            ("LADDER_MMQ", "2", "LADDER_MMQ must be 0 or 1, not '2'"),
+            ("LADDER_GEMM_TM", "65", "LADDER_GEMM_TM must be 64 or 128, not '65'"),
+            ("LADDER_GATES", "/no/such.json", "gates /no/such.json: the file cannot be read"),
+        ):
+            with self.subTest(name), mock.patch.dict(os.environ, {name: value}):
+                error = self.qwen("explain", MODEL, status=2).stderr.decode()
+                self.assertEqual(error, f"qwen: {said}\n")
+
+    def test_trace(self):
+        trace = self.folder / "trace.json"
+        with mock.patch.dict(os.environ, {"LADDER_TRACE": str(trace)}):
+            report = self.json(
+                "run", MODEL, "Once upon a time there was a wolf", "-n", 3, "--on", "emulator", "--temp", 0
+            )
+        events = [e for e in json.loads(trace.read_text()) if e["ph"] == "X"]
+        products = [e for e in events if e["cat"] == "multiply"]
+        layers = self.json("explain", MODEL)["layers"]
+        prompt = [e for e in products if e["args"]["nt"] > 1]
+        self.assertEqual(len(prompt), 7 * layers)
+        for event in products:
+            for name in ("weights", "type", "nt", "od", "id", "tier", "gate", "bytes", "ops"):
+                self.assertIn(name, event["args"])
+            self.assertNotIn("percent_of_roof", event["args"])  # the emulator has no clock
+        times = [e["ts"] for e in events]
+        self.assertEqual(times, sorted(times))
+        self.assertTrue(all(e["dur"] >= 0 for e in events))
+        plain = self.json("run", MODEL, "Once upon a time there was a wolf", "-n", 3, "--on", "emulator", "--temp", 0)
+        self.assertEqual(plain["tokens"], report["tokens"])
 
 
 class Bench(QwenCase):

@@ -13,11 +13,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from workbook import ab, cli, tune
-from workbook.common import UserError
-
 from tests.support import ROOT
 from tests.test_qwen import MODEL, QWEN, missing
+from workbook import ab, cli, tune
+from workbook.common import UserError
 
 
 def record(rung: str, type_: str, od: int, id_: int, nt: int, ns: float, **more: object) -> dict:
