@@ -62,7 +62,7 @@ inline std::vector<Operation> operations() {
   rope.check = check_rope_store;
 
   Operation& f32 = add("attention_f32", "attention, a block for each token and head",
-                       "kernels/attention/attention_f32.cuh#attention_f32");
+                       "kernels/attention/attention_f32.cuh");
   f32.attends = true;
   f32.most_rows = 512;  // of tokens: it reads the cache again for each
   f32.sizes = [](const Point& p) { return attention_sizes(p, false); };
@@ -72,9 +72,8 @@ inline std::vector<Operation> operations() {
   };
   f32.check = check_attention<AttentionKernel::f32>;
 
-  Operation& two =
-      add("attention_two_launches", "rope_store, then attention_f32: one token in two launches",
-          "kernels/attention/attention_f32.cuh#attention_f32,kernels/elementwise/rope_store.cuh#rope_store");
+  Operation& two = add("attention_two_launches", "rope_store, then attention_f32: one token in two launches",
+                       "kernels/attention/attention_f32.cuh,kernels/elementwise/rope_store.cuh#rope_store");
   two.attends = two.one_token = true;
   two.sizes = [](const Point& p) { return attention_sizes(p, true); };
   two.flop = attention_flop;
@@ -147,8 +146,7 @@ inline std::vector<Operation> operations() {
   };
   gate.check = check_swiglu;
 
-  Operation& choice =
-      add("argmax", "the token of the largest logit", "kernels/elementwise/argmax.cuh#argmax");
+  Operation& choice = add("argmax", "the token of the largest logit", "kernels/elementwise/argmax.cuh");
   choice.most_rows = 8;
   choice.sizes = [](const Point& p) {
     return Sizes{.x = count(p.nt) * count(p.size->vocab), .ids = count(p.nt)};

@@ -124,7 +124,6 @@ struct Queries<float, HD> {
 template <class KV, int HD>
 struct Tile;
 
-// ANCHOR: tile_f16
 template <int HD>
 struct Tile<__half, HD> {
   uint4 key[2][HD / 32];    // of rows 4 * (group / 2) + group % 2 and + 2: elements 32 * c + 8 * member ..
@@ -179,6 +178,7 @@ struct Tile<__half, HD> {
         value[r][u] = *reinterpret_cast<const uint4*>(q.newest_value + 64 * u + 8 * (lane / 4));
     }
   }
+  // ANCHOR: decode_tile
   /// Products of the lane's head with four keys.
   __device__ __forceinline__ void multiply(const Queries<__half, HD>& q, const __half*, int, int, long long,
                                            int lane, float (&product)[4]) const {
@@ -221,11 +221,11 @@ struct Tile<__half, HD> {
       }
     }
   }
+  // ANCHOR_END: decode_tile
   static __device__ __forceinline__ unsigned word(const uint4& v, int j) {
     return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;
   }
 };
-// ANCHOR_END: tile_f16
 
 /// An f32 cache: no tensor core takes its elements whole, so lanes multiply, and read each key where they need it.
 template <int HD>
@@ -416,6 +416,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float running = -INFINITY, total = 0.0f;  // of head lane / 4
   float sum[HD / 16][4] = {};               // of heads 2 * member, 2 * member + 1
   const float factor = query.factor[lane / 4];
+  // ANCHOR: attention_decode
   for (int n = mine; n < tiles; n += C * kWarps) {
     const int first = begin + kTile * n;
     const KV* const tile_keys = my_keys + kTile * n * stride;
@@ -450,6 +451,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     tile.add(query, sum, weight, tile_values, first, end, stride, lane);
     tile.load_values(tile_values + next * stride, first + next, min(end, newest), stride, lane);
   }
+  // ANCHOR_END: attention_decode
 
   // 4. The warps' sums, brought to the common maximum and added in their order. A warp that had positions has a finite
   //    maximum. Each head goes to the block of the cluster that finishes it.

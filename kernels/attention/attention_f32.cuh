@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(kAttentionWarps * 32)
           }
         }
       }
+      // ANCHOR: attention_f32
       float score[STRIP], highest = running_max;
 #pragma unroll
       for (int n = 0; n < STRIP; ++n) {
@@ -182,6 +183,7 @@ __global__ void __launch_bounds__(kAttentionWarps * 32)
           for (int e = 0; e < VEC; ++e) acc[j][e] += weight * v[e];
         }
       }
+      // ANCHOR_END: attention_f32
     }
 
     // 3. The results of a warp's positions: brought to the common maximum and added, pairs of neighbours first.

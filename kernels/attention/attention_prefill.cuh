@@ -88,7 +88,6 @@ __device__ __forceinline__ void copy_rows(__half* to, const __half* cache, int f
   }
 }
 
-// ANCHOR: attention_prefill
 /// @tparam MF matrices of 16 rows of a warp @tparam KEYS positions at a time
 template <int HD, int MF, int WARPS, int KEYS>
 __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
@@ -155,6 +154,7 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
 
   for (int step = step0; step < steps; ++step) {
     const int now = (step - step0) % 2, key0 = step * KEYS;
+    // ANCHOR: attention_prefill
     // 3. Scores: queries times keys. The next step's are copied meanwhile.
     cp_async_wait_group<0>();
     __syncthreads();  // everyone's part of this step is there; and the other buffer has been read
@@ -259,6 +259,7 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
         }
       }
     }
+    // ANCHOR_END: attention_prefill
   }
 
   // 7. Pieces: the block that comes last to its tile adds them, in their order. A thread reads what threads with its own
@@ -341,7 +342,6 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
     }
   }
 }
-// ANCHOR_END: attention_prefill
 
 constexpr long long row_tiles(long long nt, HeadShape s, int rows_of_tile) {
   return (nt * (s.heads / s.kv_heads) + rows_of_tile - 1) / rows_of_tile;

@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  /
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = best;
   __syncthreads();  // all warps' best are written before any is read
 
+  // ANCHOR: argmax
   // 2. Of all blocks; the one that comes last has the answer, and leaves the state as it was.
   if (threadIdx.x != 0) return;
   for (int w = 1; w < kArgmaxThreads / 32; ++w) best = max(best, partial[w]);
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  /
   best = atomicExch(&state[t].best, 0ull);
   atomicExch(&state[t].arrived, 0u);
   ids[t] = best == ~0ull ? -1 : static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
+  // ANCHOR_END: argmax
 }
 
 /// Bytes of the workspace of launch_argmax.

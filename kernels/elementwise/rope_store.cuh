@@ -31,6 +31,7 @@ struct HeadShape {
 __device__ __forceinline__ void store_kv(float* to, float v) { *to = v; }
 __device__ __forceinline__ void store_kv(__half* to, float v) { *to = __float2half_rn(v); }
 
+// ANCHOR: rope_store
 template <class KV>
 __global__ void __launch_bounds__(256)
     rope_store(float* q,                           // [nt][heads][head_dim]
@@ -77,6 +78,7 @@ __global__ void __launch_bounds__(256)
     store_kv(to + half, from[half] * c + from[0] * d);
   }
 }
+// ANCHOR_END: rope_store
 
 /// Rotates q in place, and stores rotated k and plain v at rows first .. first+nt-1 of the caches. Rotary
 /// position embedding: https://arxiv.org/abs/2104.09864. KV is float or __half. Does not synchronise.

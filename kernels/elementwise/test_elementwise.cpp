@@ -74,7 +74,7 @@ TEST_CASE("the comparison rejects what is wrong or not a number") {
 
 TEST_CASE("rms_norm") {
   Stream stream;
-  for (const int d : {1, 2, 31, 255, 256, 257, 896, 3584}) {
+  for (const int d : {1, 2, 31, 255, 256, 257, 896, 2049, 3584, 8192, 9220}) {
     for (const int nt : {1, 3}) {
       CAPTURE(d);
       CAPTURE(nt);
@@ -105,7 +105,7 @@ TEST_CASE("rms_norm") {
 
 TEST_CASE("add_bias and add round once") {
   Stream stream;
-  for (const int od : {1, 7, 255, 256, 257, 1000}) {
+  for (const int od : {1, 7, 255, 256, 257, 1000, 1028}) {
     const int nt = 3;
     CAPTURE(od);
     const std::vector<float> x = reals(static_cast<std::size_t>(nt * od), 3, 10),
@@ -128,7 +128,8 @@ TEST_CASE("add_bias and add round once") {
 
 TEST_CASE("swiglu, also where the exponential overflows") {
   Stream stream;
-  for (const std::size_t n : {std::size_t{1}, std::size_t{255}, std::size_t{257}, std::size_t{5000}}) {
+  for (const std::size_t n :
+       {std::size_t{1}, std::size_t{255}, std::size_t{257}, std::size_t{1028}, std::size_t{5000}}) {
     CAPTURE(n);
     std::vector<float> gate = reals(n, 6, 8);
     const std::vector<float> up = reals(n, 7, 4);
