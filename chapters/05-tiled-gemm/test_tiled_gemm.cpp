@@ -248,8 +248,7 @@ TEST_CASE("a swizzle or a stride of an odd number of 16-byte chunks takes the co
   CHECK(k64 > 2 * plain);
   // ldmatrix: eight rows 64 bytes apart are four passes where one would do, so three conflicts for each of four matrices.
   const emu::Counters c = counts_of("gemm_f16_mma_w32_plain", shape, ctx);
-  // The last step of 16 is followed by one more load, which nobody uses.
-  const std::uint64_t ldmatrix = 8ull * (256 / 16 + 1) * (2 + 2);  // warps, steps of 16, fragments
+  const std::uint64_t ldmatrix = 8ull * (256 / 16) * (2 + 2);  // warps, steps of 16, fragments
   CHECK(c.total.shared_total().conflicts() == ldmatrix * 4 * 3);
   for (const char* id : {"gemm_f16_mma_w32", "gemm_f16_mma_w64", "gemm_f16_mma_w64_s4", "gemm_f16_mma"}) {
     CHECK_MESSAGE(conflicts(id) == 0, id);

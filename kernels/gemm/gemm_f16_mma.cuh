@@ -208,17 +208,16 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
                   from + (inside ? static_cast<long long>(row) * id + k : 0), inside ? 16 : 0);
     }
   };
-  /// One of `parts` parts of a stage; the last closes the group. After the last unit zeros are copied, so that the loop
-  /// below has no branch that would keep the compiler from mixing its instructions.
+  /// One of `parts` parts of a stage; the last closes the group.
   const auto copy_part = [&](int part, int parts) {
-    copy_rows(part, parts, T::TN, copy_unit < count ? nt : 0, copy.token, acts, 0);
-    copy_rows(part, parts, T::TM, copy_unit < count ? od : 0, copy.output, weights, T::ACTS_BYTES);
+    if (copy_unit < count) {
+      copy_rows(part, parts, T::TN, nt, copy.token, acts, 0);
+      copy_rows(part, parts, T::TM, od, copy.output, weights, T::ACTS_BYTES);
+    }
     if (part + 1 < parts) return;
-    cp_async_commit_group();
+    cp_async_commit_group();  // empty at the end, so that groups count stages
     copy_stage = copy_stage + 1 == STAGES ? 0 : copy_stage + 1;
-  };
-  const auto copy_next_step = [&] {
-    if (++copy.step == copy.end) {
+    if (copy_unit < count && ++copy.step == copy.end) {
       copy_unit += stride;
       copy = mma_unit<T>(units, min(copy_unit, count - 1), all_steps);
     }
@@ -226,10 +225,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
   allow_next_kernel();
   wait_for_previous_kernel();
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) {
-    copy_part(0, 1);
-    copy_next_step();
-  }
+  for (int s = 0; s < STAGES - 1; ++s) copy_part(0, 1);
 
   MmaWarp<T> warp(thread / 32, lane);
   cp_async_wait_group<STAGES - 2>();
@@ -243,20 +239,17 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
     for (int step = unit.step; step < unit.end; ++step) {
 #pragma unroll
       for (int k16 = 0; k16 < K16; ++k16) {
+        copy_part(k16, K16);  // into the stage of the step before this one, which all warps have read
         if (k16 + 1 < K16) {
           warp.load((k16 + 1) % 2, shared + stage * T::STAGE_BYTES, k16 + 1);
-          copy_part(k16, K16 - 1);  // into the stage of the step before this one, which all warps have read
         } else {
           cp_async_wait_group<STAGES - 2>();
           __syncthreads();  // the next stage is there; nobody reads this one any more
-          const bool more = step + 1 < unit.end || u + stride < count;
-          const int next = stage + 1 == STAGES ? 0 : stage + 1;
-          stage = more ? next : stage;  // after the last step this one again, which nobody uses
-          warp.load(0, shared + stage * T::STAGE_BYTES, 0);
+          stage = stage + 1 == STAGES ? 0 : stage + 1;
+          if (step + 1 < unit.end || u + stride < count) warp.load(0, shared + stage * T::STAGE_BYTES, 0);
         }
         warp.multiply(k16 % 2);
       }
-      copy_next_step();
     }
     // 3. The copies of the next tile are on their way meanwhile.
     warp.store(unit, lane, epilogue, out, nt, od);
