@@ -138,11 +138,11 @@ inline std::vector<Operation> operations() {
   Operation& gate = add("swiglu", "silu of the gate times up", "kernels/elementwise/swiglu.cuh#swiglu");
   gate.sizes = [](const Point& p) {
     const std::size_t rows = count(p.nt) * count(p.size->d_ff);
-    return Sizes{.x = rows, .y = rows, .x_twice = true};
+    return Sizes{.x = rows, .y = rows, .out = rows};
   };
   gate.flop = [](const Point& p) { return 5.0 * p.nt * p.size->d_ff; };
   gate.run = [](const Point& p, const View& v, Stream& s) {
-    return launch_swiglu(v.x, v.y, static_cast<long long>(p.nt) * p.size->d_ff, s);
+    return launch_swiglu(v.x, v.y, v.out, static_cast<long long>(p.nt) * p.size->d_ff, s);
   };
   gate.check = check_swiglu;
 

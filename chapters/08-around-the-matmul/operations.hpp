@@ -1,5 +1,5 @@
-// How chapter 08's operations are checked, timed and counted: they are no matmuls, and their records have the model, the
-// number of tokens and the depth among the parameters instead of a shape.
+// How chapter 08's operations are checked, timed and counted: they are no matmuls, and their records have the model's size,
+// the number of tokens and the depth among the parameters instead of a shape.
 //
 //   around_the_matmul --rung attention_decode --model 7b --depth 1,1024,4096
 //   around_the_matmul --rung attention_prefill,attention_f32 --model 0.5b,7b --nt 64,512
@@ -187,7 +187,7 @@ inline std::string check_swiglu(const Point&, const Host& before, const Host& af
     const double g = before.x[i], want = g / (1 + std::exp(-g)) * before.y[i];
     const double bound =
         8 * kU * std::fabs(want);  // the exponential is good to two units; sum, quotient and product
-    if (!within(after.x[i], want, bound)) return differs("gate", i, after.x[i], want, bound);
+    if (!within(after.out[i], want, bound)) return differs("out", i, after.out[i], want, bound);
   }
   return "";
 }
@@ -457,7 +457,7 @@ inline Record describe(const Operation& o, const Point& p, const Context& ctx) {
   r.rung = o.id;
   r.executor = ctx.executor;
   r.device = ctx.device.slug;
-  r.params.add("model", p.size->name).add("nt", p.nt);
+  r.params.add("size", p.size->name).add("nt", p.nt);
   if (o.attends) r.params.add("depth", p.depth);
   r.bytes_total = moved_bytes(o, p);
   r.work = Work{o.flop(p), "flop"};
@@ -481,7 +481,7 @@ inline std::vector<Point> points(const Operation& o, const Asked& asked, Executo
         if (!o.attends) {
           depths = {n};
         } else if (counted) {
-          depths = {n + 40};
+          depths = {n + 255};
         } else if (nt == 1) {
           depths = {1, 256, 1024, 4096, 16384};
         } else {

@@ -216,14 +216,6 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
         shrinks = shrinks || shrink[f][h] != 1.0f;
         base[f][h] = now_base;
         total[f][h] *= shrink[f][h];
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-          for (int i = 2 * h; i < 2 * h + 2; ++i) {
-            score[f][n][i] = power_of_two(score[f][n][i] - now_base);
-            total[f][h] += score[f][n][i];
-          }
-        }
       }
     }
     if (__any_sync(kAllLanes, shrinks)) {  // after some steps the largest score has mostly been seen
@@ -233,6 +225,18 @@ __global__ void __launch_bounds__(32 * WARPS, MF == 2 && WARPS == 4 ? 2 : 1)
         for (int d = 0; d < HD / 8; ++d) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) sum[f][d][i] *= shrink[f][i / 2];
+        }
+      }
+    }
+
+#pragma unroll
+    for (int f = 0; f < MF; ++f) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          score[f][n][i] = power_of_two(score[f][n][i] - base[f][i / 2]);
+          total[f][i / 2] += score[f][n][i];
         }
       }
     }

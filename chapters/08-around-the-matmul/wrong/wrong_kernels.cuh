@@ -136,9 +136,9 @@ Status run_rms_norm(const Point& p, const View& v, Stream& stream) {
 }
 
 /// The gate without itself: a sigmoid where silu should be.
-__global__ void sigmoid_gate(float* gate, const float* up, int n) {
+__global__ void sigmoid_gate(const float* gate, const float* up, float* out, int n) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < n) gate[i] = up[i] / (1.0f + expf(-gate[i]));
+  if (i < n) out[i] = up[i] / (1.0f + expf(-gate[i]));
 }
 inline Status run_sigmoid_gate(const Point& p, const View& v, Stream& stream) {
   const int n = p.nt * p.size->d_ff;
