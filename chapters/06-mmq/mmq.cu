@@ -113,20 +113,26 @@ Rung sized(const std::string& id, const char* title) {
   return r;
 }
 
+/// As programs use it.
 template <class F>
 void add_type(Chapter& c) {
-  c.rungs.push_back(tiled<F, Scaling::tensor>(std::string(info(F::Block::kType).name) + "_q8_mmq",
-                                              "scales multiplied by the tensor core"));
+  constexpr Scaling kScaling = mmq::Properties<F>::kScaling;
+  c.rungs.push_back(tiled<F, kScaling>(std::string(info(F::Block::kType).name) + "_q8_mmq",
+                                       kScaling == Scaling::tensor ? "scales multiplied by the tensor core"
+                                                                   : "integer scales before one conversion"));
 }
 
 /// The ways to scale, in the order of the text; the last one is add_type's.
 template <class F>
 void add_scalings(Chapter& c) {
+  using P = mmq::Properties<F>;
   const std::string id = std::string(info(F::Block::kType).name) + "_q8_mmq";
   c.rungs.push_back(tiled<F, Scaling::convert>(id + "_i2f", "integers converted to floats"));
-  if constexpr (mmq::Properties<F>::kBlockSums)
+  if constexpr (P::kBlockSums && P::kScaling != Scaling::integers)
     c.rungs.push_back(tiled<F, Scaling::integers>(id + "_int", "integer scales before one conversion"));
   c.rungs.push_back(tiled<F, Scaling::seeded>(id + "_seed", "sums seeded with the bits of a float"));
+  if constexpr (P::kScaling != Scaling::tensor)
+    c.rungs.push_back(tiled<F, Scaling::tensor>(id + "_mma", "scales multiplied by the tensor core"));
   add_type<F>(c);
 }
 
@@ -153,6 +159,8 @@ inline Chapter chapter_06() {
   add_type<TileQ5_0>(c);
   add_type<TileQ4_1>(c);
   add_scalings<TileQ4_0>(c);
+  c.rungs.push_back(tiled<TileQ4_0, Scaling::seeded_tensor>(
+      "q4_0_q8_mmq_seed_mma", "seeded sums, scales multiplied by the tensor core"));
   c.rungs.push_back(tiled<TileQ4_0, Scaling::tensor>("q4_0_q8_mmq_k1", "k not divided", 1));
   c.rungs.push_back(tiled<TileQ4_0, Scaling::tensor>("q4_0_q8_mmq_k2", "k in two parts", 2));
   c.rungs.push_back(tiled<TileQ4_0, Scaling::tensor>("q4_0_q8_mmq_k4", "k in four parts", 4));

@@ -12,8 +12,8 @@
 //
 // THE SEED of a sum: the instruction adds to integers that it is given. If these are the bits of 12582912.0f =
 // 1.5 * 2^23, whose last bit counts 1, then the integer sum is, read as a float, that number plus the sum: a subtraction
-// makes it a float. No conversion is needed, which would go to a pipe of a quarter's or half's rate. It holds for sums
-// below 2^22 in magnitude: those of 32 products of -128..127 with -127..127 are below 2^19.
+// makes it a float. It holds for sums below 2^22 in magnitude: those of 32 products of -128..127 with -127..127 are below
+// 2^19. (mmq.cu measures what that is worth: the chapter's text has the surprise.)
 #pragma once
 
 #include <cstdint>
@@ -30,14 +30,18 @@ inline constexpr int kSeedBits = 0x4b400000;  // of kSeed
 
 /// How a 16x8 block of integer sums of 32 codes becomes part of f32 sums.
 enum class Scaling {
-  convert,        ///< integer to float, a product of two scales, a fused multiply-add: three operations a result
-  integers,       ///< scales of K-quants are integers: multiplied first, converted then
-  seeded,         ///< a subtraction instead of the conversion
+  convert,   ///< integer to float, a product of two scales, a fused multiply-add: three operations a result
+  integers,  ///< scales of K-quants are integers: multiplied first, converted then
+  seeded,    ///< a subtraction instead of the conversion
   seeded_tensor,  ///< and the products of scales by the tensor core, as an outer product
   tensor,         ///< the tensor core for the scales, and the conversion
 };
-__host__ __device__ constexpr bool is_seeded(Scaling s) { return s == Scaling::seeded || s == Scaling::seeded_tensor; }
-__host__ __device__ constexpr bool on_tensor_core(Scaling s) { return s == Scaling::tensor || s == Scaling::seeded_tensor; }
+__host__ __device__ constexpr bool is_seeded(Scaling s) {
+  return s == Scaling::seeded || s == Scaling::seeded_tensor;
+}
+__host__ __device__ constexpr bool on_tensor_core(Scaling s) {
+  return s == Scaling::tensor || s == Scaling::seeded_tensor;
+}
 
 // ANCHOR: mmq_properties
 /// What follows from a format of mmvq_tiles_formats.cuh.
@@ -55,6 +59,8 @@ struct Properties {
   /// Sums of a block of 256 are scaled once more at its end.
   static constexpr bool kBlockSums = kBlocks256 && !kScaledCodes;
   static constexpr int kTooLarge = F::kZero > 0 && !kScaledCodes ? 128 / F::kZero : 1;
+  /// What programs use: the fastest one measured on an H200.
+  static constexpr Scaling kScaling = kHalves ? Scaling::integers : Scaling::tensor;
 };
 // ANCHOR_END: mmq_properties
 

@@ -9,9 +9,10 @@
 // TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.125*nt*id B (nt up to a multiple of
 //           64), out 4*nt*od B; weights pass ceil(nt/BN) times from L2 to shared memory, acts ceil(od/BM) times
 // WORK      2*nt*od*id int8_op
-// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, LDSM.16.M88.4, IMMA.16832.S8.S8, HMMA.1688.F32; no I2F in the loop
-// EXPECT    the scaling of results is the limit, not the product: two operations a result and 32 codes, where the product
-//           takes a sixteenth of an instruction. About a third of the mma ceiling
+// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, LDSM.16.M88.4, IMMA.16832.S8.S8, HMMA.1688.F32, and for each IMMA four I2FP and
+//           four FFMA
+// EXPECT    the scaling of results is the limit, not the product: nine instructions beside each IMMA, and on an H200 their
+//           times add up. About a quarter of the mma ceiling
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/06-mmq/mmq.cu -o mmq
 #pragma once
 
@@ -166,8 +167,7 @@ template <Scaling SCALING>
 __device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&c)[4], const float (&s)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float f = is_seeded(SCALING) ? __int_as_float(c[i]) - kSeed
-                                                                             : static_cast<float>(c[i]);
+    const float f = is_seeded(SCALING) ? __int_as_float(c[i]) - kSeed : static_cast<float>(c[i]);
     sums[i] += s[i] * f;
   }
 }
@@ -620,13 +620,14 @@ inline std::size_t mmq_workspace_bytes(WeightType type, Shape s, int sms) {
 /// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
 /// Does not synchronise.
 template <class = void>  // so that only programs which call it have the kernels of all types
-Status launch_mmq(WeightType type, const void* weights, const std::int8_t* codes,
-                         const std::uint32_t* scales, float* out, Shape s, const GemmEpilogue& epilogue,
-                         float* workspace, Stream& stream, bool programmatic = false) {
+Status launch_mmq(WeightType type, const void* weights, const std::int8_t* codes, const std::uint32_t* scales,
+                  float* out, Shape s, const GemmEpilogue& epilogue, float* workspace, Stream& stream,
+                  bool programmatic = false) {
   if (Status ok = mmq_supported(type, s); !ok.ok()) return ok;
   return tiles::with_tile_format(type, [&](auto format) -> Status {
-    return mmq::launch_format<decltype(format), mmq::Scaling::tensor>(
-        weights, codes, scales, out, s, 0, workspace, epilogue, stream, programmatic);
+    using F = decltype(format);
+    return mmq::launch_format<F, mmq::Properties<F>::kScaling>(weights, codes, scales, out, s, 0, workspace,
+                                                               epilogue, stream, programmatic);
   });
 }
 
