@@ -143,7 +143,7 @@ __global__ void sigmoid_gate(const float* gate, const float* up, float* out, int
 inline Status run_sigmoid_gate(const Point& p, const View& v, Stream& stream) {
   const int n = p.nt * p.size->d_ff;
   return launch(sigmoid_gate, dim3(static_cast<unsigned>((n + 127) / 128)), dim3(128), 0, stream, v.x, v.y,
-                n);
+                v.out, n);
 }
 
 /// Nothing at all: what was in the output stays there.
