@@ -3,16 +3,16 @@
 // COMPUTES  out[nt][od] = epilogue(acts[nt][id] . weights[od][id]^T) for one to three matrices; or silu(gate) * up
 // LAYOUT    weights in tiles (kernels/mmvq/tiles.cuh), acts f16 in their order (acts_f16.cuh), out row-major f32; shared
 //           memory: two rings, acts [NA][BN][64] halves with the 128-byte swizzle, weights [NW][rows / 16] tiles
-// MAP       grid(multiprocessors at most) block(384): groups of four warps multiply, a warp has sixteen rows by BN
-//           tokens; of four more, one copies weights and one activations. A block takes every so-manyth output
-//           tile, and its share of the steps of those that would not fill a round
+// MAP       grid(multiprocessors at most) block(384, or 640 for few tokens): groups of four warps multiply, a warp has
+//           sixteen rows by BN tokens; of four more warps one copies weights and one activations. A cluster takes every
+//           so-manyth output tile, and its share of the steps of those that would not fill a round
 // NEEDS     sm_90a; id % 32 == 0 (256 for types with blocks of 256), any od and nt: checked by the launcher
 // TRAFFIC   weights od*id*bpe B for every BN tokens (from L2 after the first), acts 2*nt*id B for a cluster's rows
 // WORK      2*nt*od*id FLOP on tensor cores; 3 to 6 instructions a weight for every BN tokens
 // LOOK FOR  SASS: HGMMA.64xBNx16.F32 whose A is a register, PRMT, HADD2 and HMUL2 between them, UBLKCP, UTMALDG.2D; no
 //           LDL or STL
-// EXPECT    within a tenth of cuBLAS on f16 weights at 512 tokens, and ahead of decoding them first; with few tokens the
-//           decoding is the limit
+// EXPECT    512 tokens: within a tenth of cuBLAS on f16 weights where there are tiles enough (7b.ffn_gate, 7b.ffn_down),
+//           and ahead of decoding first everywhere; few tokens: the decoding is the limit
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=compute_90a,code=sm_90a chapters/05-tiled-gemm/tiled_gemm.cu -o
 //           tiled_gemm
 #pragma once
@@ -42,21 +42,18 @@ namespace tiles {
 inline constexpr int kGemmShared = 227 * 1024;
 
 /// What gemm_tiles_wgmma is compiled for.
-/// @tparam BN tokens of a block @tparam GROUPS groups of four warps that multiply
-/// @tparam KPARTS 1: each group has 64 rows of its own; 2: two groups have the same 64 rows and half of each tile's k
+/// @tparam BN tokens of a block @tparam GROUPS groups of four warps that multiply, 64 rows each
 /// @tparam CLUSTER blocks that share the activations they load
-template <int BN_, int GROUPS_, int KPARTS_, int CLUSTER_>
+template <int BN_, int GROUPS_, int CLUSTER_>
 struct GemmTilesConfig {
-  static constexpr int BN = BN_, GROUPS = GROUPS_, KPARTS = KPARTS_, CLUSTER = CLUSTER_;
-  static constexpr int kRows = 64 * GROUPS / KPARTS, kMultipliers = 128 * GROUPS,
-                       kThreads = kMultipliers + 128;
+  static constexpr int BN = BN_, GROUPS = GROUPS_, CLUSTER = CLUSTER_;
+  static constexpr int kRows = 64 * GROUPS, kMultipliers = 128 * GROUPS, kThreads = kMultipliers + 128;
   /// Registers of a thread that multiplies, and of one that copies. Together no more than a block starts with, or groups
   /// would wait for more for ever: each quarter of a multiprocessor has 16 K of them, shared by warps in steps of 8.
   static constexpr int kMany = GROUPS == 2 ? 232 : 112, kFew = GROUPS == 2 ? 40 : 32;
   static constexpr int kStart = 16384 / 32 / (GROUPS + 1) / 8 * 8;
   static_assert(GROUPS * kMany + kFew <= (GROUPS + 1) * kStart);
-  static_assert((GROUPS == 2 || GROUPS == 4) && (KPARTS == 1 || KPARTS == 2) &&
-                (CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4));
+  static_assert((GROUPS == 2 || GROUPS == 4) && (CLUSTER == 1 || CLUSTER == 2));
 };
 
 /// The parts of a block for one format.
@@ -78,8 +75,7 @@ struct GemmTilesShape {
       kEven >= 12 ? 12 * kActStages : (kRoom - kWeightRing * kWeightBytes) / kActBytes;
   static constexpr int kShared =
       kAlignment + kActRing * kActBytes + kWeightRing * kWeightBytes + kExchangeBytes + kBarrierBytes;
-  static_assert(kActRing >= 3 && kActRing >= kActStages && (Config::KPARTS == 1 || kActStages % 2 == 0) &&
-                kWeightBytes % 16 == 0 && 2 * (kWeightRing + kActRing) * 8 <= kBarrierBytes);
+  static_assert(kActRing >= 3 && kWeightBytes % 16 == 0 && 2 * (kWeightRing + kActRing) * 8 <= kBarrierBytes);
 };
 
 /// The matrices of a launch and how it is divided.
@@ -126,12 +122,6 @@ struct GemmTilesWork {
   long long at_, stop_;
 };
 
-/// N .. 2 N - 1 for 0 .. N - 1.
-template <int... S>
-__host__ __device__ constexpr auto upper_half(std::integer_sequence<int, S...>) {
-  return std::integer_sequence<int, (S + static_cast<int>(sizeof...(S)))...>();
-}
-
 /// A ring's place and the parity of its phase.
 template <int N>
 struct RingPlace {
@@ -139,11 +129,6 @@ struct RingPlace {
   unsigned phase = 0;
   __device__ __forceinline__ void advance() {
     if (++at == N) at = 0, phase ^= 1;
-  }
-  /// @param n 0..N
-  __device__ __forceinline__ void advance(int n) {
-    at += n;
-    if (at >= N) at -= N, phase ^= 1;
   }
 };
 
@@ -242,7 +227,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     gemm_tiles_wgmma(const __grid_constant__ GemmTilesArgs args, const __grid_constant__ TensorMap acts) {
 #if LADDER_HAS_WGMMA
   using Shape = GemmTilesShape<Format, Config>;
-  constexpr int BN = Config::BN, GROUPS = Config::GROUPS, KPARTS = Config::KPARTS, CLUSTER = Config::CLUSTER;
+  constexpr int BN = Config::BN, GROUPS = Config::GROUPS, CLUSTER = Config::CLUSTER;
   constexpr int NW = Shape::kWeightRing, NA = Shape::kActRing, SUBS = Shape::kSubs, PER = Shape::kActStages;
   constexpr int TILE = Shape::kTile, SIXTEENS = Shape::kSixteens, ROWS16 = SWIGLU ? SIXTEENS / 2 : SIXTEENS;
   // By an offset, not by rounding the pointer: so the compiler sees that it is shared memory.
@@ -268,7 +253,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     for (int i = 0; i < NA; ++i) {
       mbarrier_init(acts_full + i, 1);
-      mbarrier_init(acts_empty + i, 4 * GROUPS / KPARTS * CLUSTER);
+      mbarrier_init(acts_empty + i, 4 * GROUPS * CLUSTER);
     }
     mbarrier_init_fence();
   }
@@ -347,17 +332,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 
   registers_increase<Config::kMany>();
-  // 2. The multiplying warps. Four of them share an instruction's 64 rows: warp w has their wth sixteen. With KPARTS 2
-  //    the next four have the same rows, and the other half of the stages along a tile.
+  // 2. The multiplying warps. Four of them share an instruction's 64 rows: warp w has the block's wth sixteen.
   wait_for_previous_kernel();  // for what the results are added to
   const int group = warp / 4, g = lane / 4, t = lane % 4;
-  const int slot = group / KPARTS * 4 + warp % 4,
-            kpart = group % KPARTS;  // sixteen of the block's; part of k
   float sums[BN / 2];
   std::uint32_t a[2][2][4] = {};  // sub-block's parity, half of it
   RingPlace<NW> wp;
   RingPlace<NA> ap;
-  ap.advance(kpart * (PER / KPARTS));
   int release = -1;               // stage of activations whose last product is under way
   [[maybe_unused]] int turn = 0;  // of the buffers for exchange
   // In a cluster, a lane tells each block that writes to the stage.
@@ -387,7 +368,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int step = work.begin; step < work.end; ++step) {
       mbarrier_wait(weights_full + wp.at, wp.phase);
       HalfRaw<Format> raw;
-      raw.template load<FromShared>(weight_ring + wp.at * Shape::kWeightBytes + slot * TILE, lane);
+      raw.template load<FromShared>(weight_ring + wp.at * Shape::kWeightBytes + warp * TILE, lane);
       __syncwarp();  // all lanes have their shares
       if (lane == 0) mbarrier_arrive(weights_empty + wp.at);
       wp.advance();
@@ -410,19 +391,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           ap.advance();
         }
       };
-      const auto sub_blocks = [&]<int... S>(std::integer_sequence<int, S...>) {
-        (sub_block.template operator()<S>(), ...);
-      };
-      if constexpr (KPARTS == 1) {
-        sub_blocks(std::make_integer_sequence<int, SUBS>());
-      } else {
-        if (kpart == 0) {
-          sub_blocks(std::make_integer_sequence<int, SUBS / 2>());
-        } else {
-          sub_blocks(upper_half(std::make_integer_sequence<int, SUBS / 2>()));
-        }
-        ap.advance(PER / 2);
-      }
+      [&]<int... S>(std::integer_sequence<int, S...>) { (sub_block.template operator()<S>(), ...); }
+      (std::make_integer_sequence<int, SUBS>());
       if (unannounced) announce();
     }
     wgmma_wait_group<0>();
@@ -473,9 +443,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // 4. Out: rows g and g + 8 of a sixteen, tokens 2t and 2t + 1 of eight.
     const int token0 = work.tile % args.token_blocks * BN,
               block = work.tile / args.token_blocks * CLUSTER + rank;
-    // Groups in pairs have the same rows: of the gate and of what it lets through, or of two parts of k. One gets the
-    // other's sums for the first half of the tokens, the other for the second; eight tokens at a time, in two buffers.
-    [[maybe_unused]] const auto exchange_halves = [&](int role, const auto& with) {
+    if constexpr (SWIGLU) {
+      // Groups in pairs have the same rows, of the gate and of what it lets through. One gets the other's sums for the
+      // first half of the tokens, the other for the second; eight tokens at a time, in two buffers.
+      const int sixteen = block * ROWS16 + group / 2 * 4 + warp % 4, role = group % 2;
       const float4* const from = exchange + (group ^ 1) * 128 + threadIdx.x % 128;
       float4* const to = exchange + group * 128 + threadIdx.x % 128;
 #pragma unroll
@@ -489,12 +460,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         const int buffer = turn++ % 2 * Config::kMultipliers;
         to[buffer] = make_float4(give[0], give[1], give[2], give[3]);
         named_barrier(2 + group / 2, 256);  // both have written, and have read what was here two rounds ago
-        with(i, own, from[buffer]);
-      }
-    };
-    if constexpr (SWIGLU) {
-      const int sixteen = block * ROWS16 + group / 2 * 4 + warp % 4, role = group % 2;
-      exchange_halves(role, [&](int i, const float* own, const float4& got) {
+        const float4 got = from[buffer];
         const float other[4] = {got.x, got.y, got.z, got.w};
         float gate[4], up[4];
 #pragma unroll
@@ -504,24 +470,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
         finish_gate(gate, up, args.gate, args.parts.part[0].od, sixteen,
                     token0 + role * (BN / 2) + 2 * i + 2 * t, args.nt);
-      });
+      }
     } else {
-      const int sixteen = block * ROWS16 + slot;
-      const auto finish = [&]<int N>(float(&v)[N / 2], int token) {
-        if (sixteen < args.parts.first[kMostGemmTilesParts]) {
-          const int p = gemm_part_of(args.parts, sixteen);
-          finish_rows<N>(v, args.parts.part[p], (sixteen - args.parts.first[p]) * kRows + g, token, args.nt);
-        }
-      };
-      if constexpr (KPARTS == 1) {
-        finish.template operator()<BN>(sums, token0 + 2 * t);
-      } else {
-        float whole[BN / 4];
-        exchange_halves(kpart, [&](int i, const float* own, const float4& got) {
-          whole[i] = own[0] + got.x, whole[i + 1] = own[1] + got.y;
-          whole[i + 2] = own[2] + got.z, whole[i + 3] = own[3] + got.w;
-        });
-        finish.template operator()<BN / 2>(whole, token0 + kpart * (BN / 2) + 2 * t);
+      const int sixteen = block * ROWS16 + warp;
+      if (sixteen < args.parts.first[kMostGemmTilesParts]) {
+        const int p = gemm_part_of(args.parts, sixteen);
+        finish_rows<BN>(sums, args.parts.part[p], (sixteen - args.parts.first[p]) * kRows + g, token0 + 2 * t,
+                        args.nt);
       }
     }
   }
@@ -570,8 +525,10 @@ struct GemmTilesBlock {
   double step_us;  ///< what 32 of k take: measured on an H200 with Q4_K, other types are within a tenth of it
 };
 inline constexpr GemmTilesBlock kGemmTilesBlocks[] = {
-    {256, 16, 1, false, false, 0.195},  {128, 64, 1, true, true, 0.145},  {64, 128, 1, false, false, 0.125},
-    {128, 128, 1, false, false, 0.205}, {128, 256, 2, true, true, 0.363},
+    {256, 16, 1, false, false, 0.195},
+    {128, 64, 1, true, true, 0.145},
+    {128, 128, 1, false, false, 0.205},
+    {128, 256, 2, true, true, 0.363},
 };
 /// Types whose files have it in most matrices, and which get all blocks; the others get those that lose little anywhere.
 constexpr bool is_common(WeightType type) {
@@ -587,12 +544,11 @@ template <WeightType TYPE, bool GATE, class F>
 Status with_gemm_block(int rows, int tokens, int cluster, F&& f) {
   const auto is = [&](int r, int t, int c) { return rows == r && tokens == t && cluster == c; };
   if constexpr (is_common(TYPE) && !GATE) {
-    if (is(256, 16, 1)) return f.template operator()<GemmTilesConfig<16, 4, 1, 1>>();
-    if (is(64, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 2, 1>>();
-    if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1, 1>>();
+    if (is(256, 16, 1)) return f.template operator()<GemmTilesConfig<16, 4, 1>>();
+    if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1>>();
   }
-  if (is(128, 64, 1)) return f.template operator()<GemmTilesConfig<64, 2, 1, 1>>();
-  if (is(128, 256, 2)) return f.template operator()<GemmTilesConfig<256, 2, 1, 2>>();
+  if (is(128, 64, 1)) return f.template operator()<GemmTilesConfig<64, 2, 1>>();
+  if (is(128, 256, 2)) return f.template operator()<GemmTilesConfig<256, 2, 2>>();
   return Status::error("gemm_tiles_wgmma: no blocks of " + std::to_string(rows) + " rows and " +
                        std::to_string(tokens) + " tokens, " + std::to_string(cluster) +
                        " to a cluster, for " + info(TYPE).name + (GATE ? " with a gate" : ""));
