@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -271,8 +272,9 @@ class DeviceEngine final : public Engine {
   const std::int32_t* token_ids() const { return step_.data() + 1; }
 
   /// Queues a forward pass of the tokens of the step; x_ then holds the last layer's rows. Launches have the same arguments
-  /// at every position: the first pass of a number of rows goes launch by launch, which also loads the kernels, and is
-  /// recorded while the device works on it; others of that number replay the recording.
+  /// at every position. So a pass of a number of rows goes launch by launch at first, which also loads the kernels, and is
+  /// recorded when that number comes again, and replayed from then on; a full batch is expected to come again, and is
+  /// recorded while the device works on the first one.
   void pass(int nt) {
     if (nt == 1 && fused_one_) {
       forward_one();
@@ -282,13 +284,16 @@ class DeviceEngine final : public Engine {
       forward(nt);
       return;
     }
-    if (const auto found = passes_.find(nt); found != passes_.end()) {
-      found->second.launch(stream_);
+    const auto [at, is_new] = passes_.try_emplace(nt);
+    if (is_new) {
+      forward(nt);
+      if (nt == options_.batch) at->second = record([&] { forward(nt); });
+      if (passes_.size() > kMostRecorded)
+        passes_.erase(passes_.begin()->first != nt ? passes_.begin() : std::next(at));
       return;
     }
-    forward(nt);
-    if (passes_.size() == kMostRecorded) passes_.erase(passes_.begin());
-    passes_.emplace(nt, record([&] { forward(nt); }));
+    if (!at->second) at->second = record([&] { forward(nt); });
+    at->second->launch(stream_);
   }
 
   /// Launches recorded instead of run.
@@ -581,7 +586,7 @@ class DeviceEngine final : public Engine {
   Buffer<float> logits_;                             // [logits_rows][vocabulary]
   HostBuffer<float> row_;          // one token's logits, written by the kernel that computes them
   std::optional<Graph> recorded_;  // a token and its logits
-  std::map<int, Graph> passes_;    // of many rows, by their number
+  std::map<int, std::optional<Graph>> passes_;  // by their number of rows: seen once, or recorded
 };
 
 }  // namespace

@@ -320,12 +320,13 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
-// Of the largest logit. f32 rounding through two layers; in an f16 cache a key or value that the reference
-// rounds to the neighbouring number is off by 2^-11.
+// Of the largest logit. f32 rounding through two layers. With an f16 cache a key or value that the reference rounds to the
+// neighbouring number is off by 2^-11; and attention on tensor cores rounds its weights, which sum up to 1, to f16, so that
+// a mixture of values is off by up to 2^-12 of the largest. Two layers of either, at random signs: about 2^-11.
 constexpr double kF32Tolerance = 5e-6, kF16Tolerance = 5e-4;
 // An activation rounded to int8 is off by up to 1/254 of its block's largest, at random, seven times a layer. Where the
 // reference rounds as well, few are left: those so near the middle of two codes that f32 falls on the other side.
-constexpr double kInt8Error = 0.03, kInt8Tolerance = 6e-3;
+constexpr double kInt8Error = 0.03, kInt8Tolerance = 8e-3;
 // An activation rounded to f16, and a weight of many bits with its scale, are off by up to 2^-12 each. Where the reference
 // rounds activations as well, the weights are left.
 constexpr double kHalfError = 3e-3, kHalfTolerance = 3e-3;

@@ -8,10 +8,10 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from tests.support import ROOT
 from tests.test_qwen import MODEL, QWEN, missing
@@ -73,6 +73,13 @@ class Curves(unittest.TestCase):
         found = tune.spans(tune.curves_of(times, ["q4_0"])["q4_0"])
         self.assertEqual([s.kernel for s in found], ["mmvq_tiles", "mmq_tiles"])
         self.assertEqual(found[1].least, 17)
+
+    def test_rows_that_nobody_measured_move_no_bound(self) -> None:
+        times = [r for r in model_times() if r["shape"]["nt"] <= 8 or r["shape"]["nt"] >= 64]
+        times = [r for r in times if not (r["shape"]["nt"] == 8 and "mmvq" not in r["rung"])]
+        found = tune.spans(tune.curves_of(times, ["q4_0"])["q4_0"])
+        self.assertEqual([s.kernel for s in found], ["mmvq_tiles", "mmq_tiles", "gemm_tiles_wgmma"])
+        self.assertEqual(found[1].least, 9)
 
     def test_groups_of_eight(self) -> None:
         curve = tune.curves_of(model_times(), ["q4_0"])["q4_0"]
@@ -219,23 +226,24 @@ class Experiments(unittest.TestCase):
         self.assertTrue(all(line[2] == "512" for line in changed))
         self.assertEqual(ab.changed_kernels(QWEN, MODEL, {"LADDER_NO_Q40_MMVQ": "1"}), [])
 
+    def compare_llama(self, path: str, status: int) -> tuple[str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        words = ["compare-llama", str(MODEL), "--no-build", "--on", "cpu", "-p", "8", "-n", "2", "-r", "1"]
+        with (
+            mock.patch.object(ab.build, "built_qwen", return_value=QWEN),
+            mock.patch.object(ab.run, "prepare", return_value=QWEN.parent),
+            mock.patch.dict(os.environ, {"PATH": path}),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            self.assertEqual(cli.main(words), status, err.getvalue())
+        return out.getvalue(), err.getvalue()
+
     @unittest.skipIf(missing(), missing() or "")
     def test_llama_bench_beside_ours(self) -> None:
         with tempfile.TemporaryDirectory(prefix="ab-test-") as folder:
-            empty = {**os.environ, "PATH": folder}
-            call = [
-                sys.executable,
-                str(ROOT / "scripts" / "ladder"),
-                "compare-llama",
-                str(MODEL),
-                "--no-build",
-                "--on",
-                "cpu",
-            ]
-            call += ["-p", "8", "-n", "2", "-r", "1", "--build-dir", str(QWEN.parents[2])]
-            none = subprocess.run(call, env=empty, check=False, capture_output=True, text=True)
-            self.assertEqual(none.returncode, 2, none.stderr)
-            self.assertIn("there is no llama-bench on PATH", none.stderr)
+            _, err = self.compare_llama(folder, 2)
+            self.assertIn("there is no llama-bench on PATH", err)
             fake = Path(folder) / "llama-bench"
             fake.write_text(
                 "#!/bin/sh\n"
@@ -243,11 +251,9 @@ class Experiments(unittest.TestCase):
                 'echo \'{"n_prompt": 0, "n_gen": 2, "avg_ts": 50.0}\'\n'
             )
             fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-            path = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-            done = subprocess.run(call, env=path, check=False, capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertRegex(done.stdout, r"\| pp8 +\| +100\.0 \|")
-            self.assertRegex(done.stdout, r"\| tg2 +\| +50\.0 \|")
+            out, _ = self.compare_llama(f"{folder}:{os.environ['PATH']}", 0)
+            self.assertRegex(out, r"\| pp8 +\| +100\.0 \|")
+            self.assertRegex(out, r"\| tg2 +\| +50\.0 \|")
 
 
 if __name__ == "__main__":

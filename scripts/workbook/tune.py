@@ -142,17 +142,20 @@ def spans(curves: Curves) -> list[Span]:
     if not shapes or "mmvq_tiles" not in candidates or len(candidates) < 2:
         return []
     found: list[Span] = []
+    decided = 0  # the last number of rows for which every candidate has a time
     for nt in range(1, FARTHEST + 1):
         costs = {k: cost(curves, k, nt, shapes) for k in candidates}
         known = {k: c for k, c in costs.items() if c is not None}
-        if not known:
+        # Up to eight rows are decoding's, where others may not have been measured.  Beyond, nobody wins by absence.
+        if not known or (nt > ROWS_AT_ONCE and len(known) < len(candidates)):
             continue
         # The one that leads keeps its lead until another is better by more than noise.
         best = min(known, key=known.__getitem__)
         if found and found[-1].kernel in known and known[found[-1].kernel] <= known[best] + NOISE:
             best = found[-1].kernel
         if not found or best != found[-1].kernel:
-            found.append(Span(best, nt, None))
+            found.append(Span(best, decided + 1, None))
+        decided = nt
     closed = [Span(a.kernel, a.least, b.least - 1) for a, b in itertools.pairwise(found)]
     return [*closed, *found[-1:]]
 
