@@ -182,6 +182,39 @@ class Files(unittest.TestCase):
         self.assertEqual(len(failed.stderr.strip().splitlines()), 1)
         self.assertIn("no kernel 'mmq'; there are mmvq_tiles, ", failed.stderr)
 
+    def test_traces_of_the_program(self) -> None:
+        events = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "a GPU"}}]
+        kernels = {"mmvq_tiles": lambda nt: 10, "gemm_tiles_wgmma": lambda nt: 15 + nt / 100}
+        for kernel, us in kernels.items():
+            for nt in (1, 2, 4, 8, 16, 64, 512):
+                if kernel == "mmvq_tiles" and nt > 8:
+                    continue
+                for extra in (500, 0, 0, 0, 0):  # the first launch loads the kernel
+                    args = {"type": "q4_k", "nt": nt, "od": 4096, "id": 4096}
+                    event = {
+                        "name": f"q4_k_{kernel}",
+                        "cat": "multiply",
+                        "ph": "X",
+                        "dur": us(nt) + extra,
+                        "args": args,
+                    }
+                    events.append(event)
+        events.append({"name": "rms_norm", "cat": "other", "ph": "X", "dur": 1, "args": {"nt": 1}})
+        trace = self.folder / "trace.json"
+        trace.write_text(json.dumps(events))
+        out = self.folder / "gates.json"
+        _, err = self.ladder("tune", "--traces", trace, "-o", out, status=2)
+        self.assertIn("of which device?", err)
+        self.ladder("tune", "--traces", trace, "--device", "nvidia-h200", "-o", out)
+        gates = json.loads(out.read_text())
+        self.assertEqual(gates["device"], "NVIDIA H200")
+        tuned = next(g for g in gates["gates"] if g["kernel"] == "gemm_tiles_wgmma" and "evidence" in g)
+        self.assertEqual((tuned["types"], tuned["nt"]), (["q4_k"], [9, None]))
+        self.assertEqual(gates["evidence"]["q4_k"]["4096x4096"]["mmvq_tiles"]["8"], 10.0)
+        trace.write_text("[\n{")
+        _, err = self.ladder("tune", "--traces", trace, "--device", "x", status=2)
+        self.assertIn("trace.json:2: not JSON", err)
+
     def test_nothing_to_tune(self) -> None:
         self.records.write_text(json.dumps(model_times()[0]) + "\n")
         _, err = self.ladder("tune", "--records", self.records, status=2)

@@ -1,24 +1,28 @@
 """Finding where kernels overtake each other, and writing the gates of a device: data/gates/<device>.json.
 
-The four kernels that the dispatch function chooses among are rungs of four chapters.  Their times over token rows and
-shapes, from records or measured now, give one curve each; a gate's bound is where another curve becomes the lowest.
+The kernels that the dispatch function chooses among are rungs of four chapters.  Their times over token rows and shapes
+give one curve each: from records, or from traces of the final program, made now by sending prompts of every length
+through each kernel.  A gate's bound is where another curve becomes the lowest.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
 import math
+import os
+import statistics
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import records, run
-from .build import resolve
-from .common import ROOT, UserError, markdown_table, one_of, read_text, say, shown, write_text
+from . import build, engine, records, run
+from .common import ROOT, StepFailed, UserError, json_lines, markdown_table, one_of, read_text, say, shown, write_text
 from .records import Record
 
 GATES = ROOT / "data" / "gates"
@@ -34,8 +38,9 @@ TYPES = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
 )  # fmt: skip
 ROWS_AT_ONCE = 8  # of mmvq_tiles: more go in groups of eight
-NT = "1,2,4,8,16,32,64,128,512"
-LAYERS = "0.5b.ffn_gate,0.5b.ffn_down,7b.attn_q,7b.ffn_gate,7b.ffn_down"
+NT = "2,4,8,9,12,16,24,32,48,64,128,256,512"
+MODELS = "0.5b:Q4_0,0.5b:Q4_K_M,7b:Q4_0,7b:Q4_K_M"
+FEWEST = 3  # times of a launch in a trace; the first one also loads its kernel
 FARTHEST = 512  # rows up to which bounds are looked for
 
 
@@ -47,15 +52,17 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="D", help="folder under data/runs (default: this machine's GPU, or the only one)"
     )
     parser.add_argument("--measure", action="store_true", help="measure now, on this GPU, instead of using records")
+    parser.add_argument(
+        "--traces", type=Path, action="append", metavar="FILE", help="use traces of the final program (LADDER_TRACE)"
+    )
     parser.add_argument("--nt", type=run.positive_list, default=NT, metavar="N,..", help=f"rows to measure ({NT})")
-    parser.add_argument("--layer", default=LAYERS, metavar="NAME,..", help=f"shapes to measure ({LAYERS})")
-    parser.add_argument("--time-limit-ms", type=run.positive, default=40, metavar="N", help="for one measurement (40)")
+    parser.add_argument("--model", default=MODELS, metavar="SIZE:TYPE,..", help=f"models to measure with ({MODELS})")
     parser.add_argument(
         "--records",
         type=Path,
         action="append",
         metavar="FILE",
-        help="use this file instead of data/runs; with --measure, add to it",
+        help="use this file instead of data/runs",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to write (default: data/gates/DEVICE.json)"
@@ -306,24 +313,62 @@ def table(curves: Mapping[str, Curves]) -> str:
     return markdown_table(["type", "kernel", "nt from", "to", "shapes"], rows, right=(2, 3, 4))
 
 
-def measured(args: argparse.Namespace, types: Sequence[str]) -> list[Record]:
-    """Runs the rungs of all kernels on this GPU."""
-    folder = run.prepare(args)
-    made: list[Record] = []
-    options = ["--on", "gpu", "--mode", "cold", "--layer", args.layer, "--time-limit-ms", str(args.time_limit_ms)]
-    for kernel, name in RUNGS.items():
-        nts = [n for n in args.nt.split(",") if kernel != "mmvq_tiles" or int(n) <= ROWS_AT_ONCE]
-        if kernel == "f32_matmul":
-            nts = ["1"]
-        for chapter, rungs in resolve([name.format(type=t) for t in types], folder):
-            arguments = [*options, "--nt", ",".join(nts)]
-            command = run.command_line("run", rungs, arguments)
-            say(f"{kernel}: {len(rungs)} rungs of {chapter.name}")
-            status, new = run.run_chapter(chapter, rungs, "gpu", arguments, command, quiet=True)
-            if status:
-                say(f"{chapter.name}: exit status {status}; what did pass is used")
-            made += new
-    return made
+# How `qwen bench` is made to use one kernel for every number of rows.
+FORCED = {
+    "mmvq_tiles": {"LADDER_NO_PREFILL_GEMM": "1"},
+    "gemm_tiles_wgmma": {"LADDER_SMALL_M_GEMM": "1"},
+    "mmq_tiles": {"LADDER_SMALL_M_GEMM": "1", "LADDER_MMQ": "1"},
+}
+
+
+def measured(args: argparse.Namespace) -> tuple[str, list[Path]]:
+    """Traces of models whose prompts of every length go through each kernel, on this GPU; and the device."""
+    program = build.built_qwen(run.prepare(args), "gpu")
+    folder = build.BUILD / "tune"
+    folder.mkdir(parents=True, exist_ok=True)
+    traces = []
+    device = ""
+    for model in args.model.split(","):
+        file = engine.resolve(program, model)
+        for kernel, variables in FORCED.items():
+            path = folder / f"{model.replace(':', '-').lower()}-{kernel}.json"
+            say(f"{model}: {kernel}")
+            done = subprocess.run(
+                [str(program), "bench", str(file), "--on", "gpu", "-p", args.nt, "-n", "2", "-r", "2", "-o", "record"],
+                cwd=ROOT,
+                check=False,
+                text=True,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "LADDER_GATES": "default", "LADDER_TRACE": str(path), **variables},
+            )
+            if done.returncode:
+                raise StepFailed(f"qwen bench ended with status {done.returncode} (the line above says why)")
+            device = json_lines(done.stdout, "qwen bench")[0]["device"]
+            traces.append(path)
+    return device, traces
+
+
+def records_of(trace: Path) -> list[Record]:
+    """A trace's products as records: the median of every kernel, shape and number of rows.  A launch that multiplies
+    several matrices is one product with all of their rows."""
+    try:
+        events = json.loads(read_text(trace))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{shown(trace)}:{error.lineno}: not JSON: {error.msg}") from None
+    times: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "multiply":
+            a = event["args"]
+            times[(event["name"], a["type"], a["nt"], a["od"], a["id"])].append(1e3 * event["dur"])
+    rung_of = {f"{t}_{kernel}": name.format(type=t) for kernel, name in RUNGS.items() for t in TYPES}
+    found: list[Record] = []
+    for (name, type_, nt, od, id_), every_ns in times.items():
+        if name in rung_of and len(every_ns) >= FEWEST:
+            record: Record = {"rung": rung_of[name], "type": type_, "executor": "gpu", "mode": "cold"}
+            record["shape"] = {"nt": nt, "od": od, "id": id_}
+            record["time_ns"] = {"median": statistics.median(every_ns)}
+            found.append(record)
+    return found
 
 
 def command_tune(args: argparse.Namespace) -> int:
@@ -331,11 +376,11 @@ def command_tune(args: argparse.Namespace) -> int:
     for type_ in types:
         if type_ not in TYPES:
             raise one_of("type", type_, TYPES)
-    if args.measure:
-        found = measured(args, types)
-        device = found[0]["device"] if found else ""
-        if args.records:
-            run.emit(found, str(args.records[0]))
+    if args.measure or args.traces:
+        device, traces = measured(args) if args.measure else (args.device or "", args.traces)
+        if not device:
+            raise UserError("--traces: of which device? --device says it, such as nvidia-h200")
+        found = [record for trace in traces for record in records_of(trace)]
     elif args.records:
         found = [line.record for path in args.records for line in records.read_file(path)]
         device = args.device or next((r["device"] for r in found), "")
@@ -350,7 +395,7 @@ def command_tune(args: argparse.Namespace) -> int:
     curves = {t: curves[t] for t in types if t in curves and spans(curves[t])}
     if not curves:
         raise UserError(
-            "no type has cold times of its kernels at the same shapes; measure them with scripts/ladder tune --measure "
+            "no type has cold times of two kernels at the same shapes; measure them with scripts/ladder tune --measure "
             "on the GPU, or record chapters 04, 05 and 06"
         )
     print(table(curves))
@@ -360,7 +405,8 @@ def command_tune(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     name = device_name(device)
-    date = max(r.get("date", "") for r in found)
+    today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    date = max((r["date"] for r in found if "date" in r), default=today)
     out = args.output or GATES / f"{device}.json"
     write_text(out, text_of(name, curves, date, records.git_revision()))
     say(f"{len(curves)} types, gates in {shown(out)}; a program built after this uses them")
