@@ -62,7 +62,7 @@ inline std::vector<Operation> operations() {
   rope.check = check_rope_store;
 
   Operation& f32 = add("attention_f32", "attention, a block for each token and head",
-                       "kernels/attention/attention_f32.cuh");
+                       "kernels/attention/attention_f32.cuh#attention_f32");
   f32.attends = true;
   f32.most_rows = 512;  // of tokens: it reads the cache again for each
   f32.sizes = [](const Point& p) { return attention_sizes(p, false); };
@@ -72,8 +72,9 @@ inline std::vector<Operation> operations() {
   };
   f32.check = check_attention<AttentionKernel::f32>;
 
-  Operation& two = add("attention_two_launches", "rope_store, then attention_f32: one token in two launches",
-                       "kernels/attention/attention_f32.cuh,kernels/elementwise/rope_store.cuh#rope_store");
+  Operation& two =
+      add("attention_two_launches", "rope_store, then attention_f32: one token in two launches",
+          "kernels/attention/attention_f32.cuh#attention_f32,kernels/elementwise/rope_store.cuh#rope_store");
   two.attends = two.one_token = true;
   two.sizes = [](const Point& p) { return attention_sizes(p, true); };
   two.flop = attention_flop;
@@ -87,13 +88,14 @@ inline std::vector<Operation> operations() {
   two.two_launches = true;
 
   // Without clusters, for what they are worth; then as it is used.
+#define LADDER_DECODE "kernels/attention/attention_decode.cuh#"
   for (const bool clusters : {false, true}) {
     Operation& decode =
         add(clusters ? "attention_decode" : "attention_decode_blocks",
             clusters
                 ? "one token: rotation, store, attention by clusters of blocks, and int8 planes in one launch"
                 : "the same without clusters: every block leaves its piece in memory",
-            "kernels/attention/attention_decode.cuh,kernels/attention/powers.cuh");
+            LADDER_DECODE "attention_decode," LADDER_DECODE "decode_tile," LADDER_DECODE "last_block");
     decode.attends = decode.one_token = true;
     decode.unit = MathUnit::mma_f16;
     decode.sizes = [](const Point& p) {
@@ -109,9 +111,10 @@ inline std::vector<Operation> operations() {
     decode.check = check_attention<AttentionKernel::decode>;
     if (!clusters) decode.needs_clusters = true;
   }
+#undef LADDER_DECODE
 
   Operation& prefill = add("attention_prefill", "a prompt's attention on tensor cores",
-                           "kernels/attention/attention_prefill.cuh,kernels/attention/powers.cuh");
+                           "kernels/attention/attention_prefill.cuh#attention_prefill");
   prefill.attends = true;
   prefill.unit = MathUnit::mma_f16;
   prefill.sizes = [](const Point& p) { return attention_sizes(p, false); };
@@ -146,7 +149,8 @@ inline std::vector<Operation> operations() {
   };
   gate.check = check_swiglu;
 
-  Operation& choice = add("argmax", "the token of the largest logit", "kernels/elementwise/argmax.cuh");
+  Operation& choice = add("argmax", "the token of the largest logit",
+                          "kernels/elementwise/argmax.cuh#argmax,kernels/elementwise/argmax.cuh#argmax_key");
   choice.most_rows = 8;
   choice.sizes = [](const Point& p) {
     return Sizes{.x = count(p.nt) * count(p.size->vocab), .ids = count(p.nt)};
