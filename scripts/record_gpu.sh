@@ -51,6 +51,9 @@ for step in "" _rows _v2 _multi _pf _tiles; do
   scripts/ladder counters q4_0_q8_mmvq$step q4_k_q8_mmvq$step q8_0_q8_mmvq$step "$@" --runs "$runs" --od 64 --id 4096
 done
 
+# What is around the matmuls: one token at several depths, prompts of several lengths.
+scripts/ladder record 08 "${options[@]}" --time-limit-ms 25
+
 # Whole models: every kind of tile, float weights, and how much a filled cache costs.
 scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 0.5b:F16 7b:Q4_0 7b:Q4_K_M 7b:Q8_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
 scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 128 -d 512,4096
