@@ -3,8 +3,8 @@
 // LAYOUT    acts, weights row-major f16, out row-major f32; ring in shared memory [stages]: acts [128][64] and
 //           weights [BN][64] halves with the 128-byte swizzle
 // MAP       cluster of cm * cn * CK blocks -> cm * 128 tokens x cn * BN rows, k in CK parts; block(384): two groups
-//           of four warps that multiply 64 tokens x BN rows each, four warps of which one thread loads; as many clusters as run at once, and each
-//           takes every so-manyth tile
+//           of four warps that multiply 64 tokens x BN rows each, four warps of which one thread loads; as many
+//           clusters as run at once, and each takes every so-manyth tile
 // NEEDS     sm_90a; id % 8 == 0, operands at multiples of 16 bytes (the launcher checks and says so), any nt, od >= 1
 // TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B     WORK 2*nt*od*id FLOP
 // LOOK FOR  SASS: HGMMA.64x256x16.F32 by fours, UTMALDG.2D.MULTICAST, SYNCS; no LDS beside them, no LDL or STL
@@ -421,7 +421,7 @@ inline double gemm_wgmma_clocks(const GemmWgmmaPlan& p, const Shape& s, int sms)
   // multiprocessors of the cluster, at 14 bytes a clock.
   const double store = 600 + 16.0 * p.bn / p.ck;
   const double move = p.ck > 1 ? 3000 + 512.0 * p.bn * (p.ck - 1) / p.ck / 14 : 0;
-  return 2000 + (blocks > 1 ? 70 : 0) + rounds * ((steps + p.ck - 1) / p.ck * step + store + move);
+  return 2000 + 70 * std::log2(blocks) + rounds * ((steps + p.ck - 1) / p.ck * step + store + move);
 }
 
 /// The plan with the fewest clocks by that model.
