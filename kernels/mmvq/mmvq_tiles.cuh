@@ -1,15 +1,16 @@
 // RUNG      mmvq_tiles: weights in tiles, multiplied by tensor cores, copied by each warp into a ring of its own.
 // PREV      mmvq_pf: copies of 16 bytes that straddle blocks of 18; and dp4a, as one token seems too few for a matrix
-// COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, nt 1..8; a bias or a residual added, or silu(gate) * up
-// LAYOUT    weights in tiles (tiles.cuh), acts int8 planes (tile_acts.cuh), out row-major f32
-// MAP       grid(blocks that fit at once) block(32 W): block -> neighbouring sixteens of rows, one after the other;
-//           warp -> every Wth tile of them; lane 4g+t -> words t and t+4 of rows g and g+8
+// COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, nt 1..8; a bias or a residual added, or silu(gate) * up. Of
+//           one token also: activations that are still to be normalised, and results as int8 for the next product
+// LAYOUT    weights in tiles (tiles.cuh), acts int8 planes (tile_acts.cuh), out row-major f32 or planes
+// MAP       grid(one block a multiprocessor) block(32 W): block -> neighbouring sixteens of rows, one after the other;
+//           warp -> every Wth tile of the block's; lane 4g+t -> words t and t+4 of rows g and g+8
 // NEEDS     id % 32 == 0 (256 for types with blocks of 256), nt 1..8, sm_80: checked by the launcher
 // TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.25*NT*id B, out 4*nt*od B
 // WORK      2*nt*od*id int8_op, of which the tensor cores do 8/nt times as many
-// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, IMMA.16832.S8.S8 (IMMA.16816 for scales of 16) on RZ; no LDG.128 in the loop
-// EXPECT    95 % of the read roof for hundreds of megabytes; a launch costs more than 1 us beside them. With eight
-//           tokens the scaling of 16 results a lane is the limit for types of few bits
+// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, IMMA.16832.S8.S8 (IMMA.16816 for scales of 16); no LDG.128 in the loop
+// EXPECT    the read roof, or a few percent less, for hundreds of megabytes; a launch costs more than 1 us beside them.
+//           With eight tokens the scaling of 16 results a lane is the limit for types of few bits
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 #pragma once
 

@@ -685,9 +685,9 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
             const FloatScales unit = Format::units(r);
             to = fmaf(unit.d[row] * at.d, static_cast<float>(s.d[row][0] * c + s.d[row][1] * c16), to);
             if constexpr (Format::kMin) {
-              const int minima =
+              const int both =
                   s.min[row][0] * at.template sum<1, 0>() + s.min[row][1] * at.template sum<0, 1>();
-              to = fmaf(-unit.min[row] * at.d, static_cast<float>(minima), to);
+              to = fmaf(-unit.min[row] * at.d, static_cast<float>(both), to);
             }
           } else {
             if constexpr (NT == 1 && ZERO != 0) c = at.template sum<-ZERO, -ZERO>(c);

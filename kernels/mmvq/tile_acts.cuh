@@ -15,6 +15,18 @@
 // LOOK FOR  SASS: LDG.E.128, SHFL.BFLY; one STG.E a lane
 // EXPECT    with one token no longer than a launch; a normalisation comes for the price of a barrier
 // BUILD     part of chapters/04-mmvq/mmvq.cu
+//
+// RUNG      unnormalised_tile_acts: int8 of a row before its normalisation.  PREV quantize_tile_acts: reads a row twice,
+//           by one block
+// COMPUTES  codes and f32 scales of x * weight, and the sum of x^2 for every 32; 1 / sqrt(mean(x^2) + epsilon) is left to
+//           the product that follows (MmvqActs)
+// LAYOUT    row [id] f32, planes of one token, squares [id/32] f32
+// MAP       grid(ceil(id/256)) block(256): warp -> a block of 32, lane -> an activation
+// NEEDS     id % 32 == 0, out at a multiple of 16 bytes: checked by the launcher
+// TRAFFIC   8*id B read, 1.375*id B written     WORK about 5*id OP
+// LOOK FOR  SASS: SHFL.BFLY, STG.E.U8
+// EXPECT    the time of a launch; only the first row of a token needs it
+// BUILD     part of chapters/04-mmvq/mmvq.cu
 #pragma once
 
 #include <algorithm>
