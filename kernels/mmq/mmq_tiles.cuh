@@ -63,6 +63,10 @@ struct Stage {
   static_assert(BYTES % 16 == 0);
 };
 
+/// Products that a warp has under way while it scales the results of earlier ones, and after how many eights of tokens the
+/// compiler's view ends (end_of_schedule).
+inline constexpr int kAhead = 4, kEightsInView = 2;
+
 struct Arguments {
   const unsigned char* tiles;   // [row_tiles][steps][TILE]
   const std::int8_t* codes;     // [ceil(nt/64)][chunks][2048]
@@ -161,42 +165,69 @@ template <class Z>
 using Sums = float[Z::MI][2 * Z::NG][4];
 
 // ANCHOR: mmq_scale
-/// sums += scales . what the tensor core has summed up over 32 codes (or 16) in integers.
-/// @param s the products of rows' scales and tokens' scales
-template <Scaling SCALING>
-__device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&c)[4], const float (&s)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float f = is_seeded(SCALING) ? __int_as_float(c[i]) - kSeed : static_cast<float>(c[i]);
-    sums[i] += s[i] * f;
-  }
-}
+/// A product that is under way: what the tensor core sums up in integers, and what will multiply it.
+struct Pending {
+  int c[4];                     // 32 codes, or 16
+  [[maybe_unused]] int c16[4];  // Scaling::integers: of the second 16
+  float s[4];                   // products of rows' and tokens' scales; Scaling::integers: two tokens' scales
+  [[maybe_unused]] int d[2][2];  // Scaling::integers: [row g, g + 8][16 codes]
+};
 
 /// 32 codes, or the first or last 16 of them, of sixteen rows and eight tokens.
 template <Scaling SCALING, int WORDS, int FIRST = 0>
 __device__ __forceinline__ void product(int (&c)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
-  constexpr bool SEEDED = is_seeded(SCALING);
+  constexpr int SEED = is_seeded(SCALING) ? kSeedBits : 0;
   if constexpr (WORDS == 2) {
-    SEEDED ? mma_m16n8k32_s8_from(c, a, b, kSeedBits) : mma_m16n8k32_s8_zero(c, a, b);
+    mma_m16n8k32_s8_from(c, a, b, SEED);
   } else {
-    const std::uint32_t a16[2] = {a[2 * FIRST], a[2 * FIRST + 1]}, b16[1] = {b[FIRST]};
-    SEEDED ? mma_m16n8k16_s8_from(c, a16, b16, kSeedBits) : mma_m16n8k16_s8_zero(c, a16, b16);
+    mma_m16n8k16_s8_from(c, {a[2 * FIRST], a[2 * FIRST + 1]}, {b[FIRST]}, SEED);
+  }
+}
+
+// ANCHOR: mmq_schedule
+/// Ends the stretch of code inside which the assembler orders instructions as it likes. Left to itself it puts all products
+/// of a step first and most of their scaling last, so that the tensor core has to wait for one half of the time and
+/// everything else for the other. It does not move instructions past a branch: so this is one, never taken.
+/// @param positive any number above zero, unknown to the compiler @param place 0 or more, another one for each call
+__device__ __forceinline__ void end_of_schedule(int positive, int place) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+r"(positive));  // so that one test does not stand for all
+  if (positive == -1 - place) __trap();
+#else
+  (void)positive;
+  (void)place;
+#endif
+}
+// ANCHOR_END: mmq_schedule
+
+/// sums += what has been under way.
+template <Scaling SCALING, bool INTEGERS, bool HALVES>
+__device__ __forceinline__ void finish(const Pending& p, float (&sums)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (INTEGERS) {
+      int dot = p.d[i / 2][0] * p.c[i];
+      if constexpr (HALVES) dot += p.d[i / 2][1] * p.c16[i];
+      sums[i] += p.s[i % 2] * static_cast<float>(dot);
+    } else {
+      sums[i] += p.s[i] * (is_seeded(SCALING) ? __int_as_float(p.c[i]) - kSeed : static_cast<float>(p.c[i]));
+    }
   }
 }
 // ANCHOR_END: mmq_scale
 
 // ANCHOR: mmq_step
 /// sums += tiles . activations of one step of k. @param wm, wn the warp's place in the block
-/// @param sixteens of the warp's tokens that there are; where there are many, none is looked at
+/// @param positive for end_of_schedule
 template <class F, Scaling SCALING, class Z>
 __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm, int wn, int lane,
-                                              int sixteens, Sums<Z>& sums) {
+                                              int positive, Sums<Z>& sums) {
   using G = Stage<F, Z>;
   using P = Properties<F>;
-  constexpr bool TENSOR = on_tensor_core(SCALING);
+  constexpr bool TENSOR = on_tensor_core(SCALING), INTEGERS = SCALING == Scaling::integers && P::kBlockSums;
   constexpr int NT = TENSOR ? 1 : 8;  // whose scales a lane loads: its own chunk's, or all chunks'
-  constexpr int EIGHTS = 2 * Z::NG;
+  constexpr int EIGHTS = 2 * Z::NG, VECTORS = (EIGHTS + 3) / 4;  // of tokens; of their scales in a chunk
   const int g = lane / 4, t = lane % 4;
 
   // 1. A lane's share of each sixteen's tile.
@@ -205,13 +236,18 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
   for (int mi = 0; mi < Z::MI; ++mi)
     raw[mi].template load<tiles::FromShared>(stage + (wm * Z::MI + mi) * G::TILE, lane);
 
-  // 2. Where the warp's tokens are. They begin at `group` of a tile of the planes.
+  // 2. Where the warp's tokens are. They begin at `group` of a tile of the planes. Matrices are loaded in the order of the
+  //    operand's registers: a token's words 0..3, then 4..7, then those of the next eight tokens.
   const int plane = wn * Z::NG / 4 % G::PLANES, group = wn * Z::NG % 4;
   const unsigned char* const codes = stage + G::CODES_AT + plane * (G::CHUNKS * G::CODES);
   const unsigned char* const scales = stage + G::SCALES_AT + plane * (G::CHUNKS * G::SCALE_STRIDE);
-  // Word of a token n8 * 8 + k: n8 / 4 * 32 + k * 4 + n8 % 4.
-  const auto scale_words = [&](int chunk, int token, int fours) {
-    return *reinterpret_cast<const uint4*>(scales + chunk * G::SCALE_STRIDE + (group / 2 + fours) * 128 +
+  const auto load_codes = [&](std::uint32_t(&r)[4], int sixteen) {  // counted over the chunks
+    ldmatrix<4>(r, codes + sixteen / Z::NG * G::CODES +
+                       q8_acts_code_byte(16 * (group + sixteen % Z::NG) + lane / 16 * 8 + lane % 8,
+                                         lane / 8 % 2 * 4));
+  };
+  const auto scale_words = [&](int chunk, int token, int vector) {  // of tokens 8 n + token, n = 0..3
+    return *reinterpret_cast<const uint4*>(scales + chunk * G::SCALE_STRIDE + (group / 2 + vector) * 128 +
                                            token * 16);
   };
   const int first8 = Z::NG >= 2 ? 0 : group % 2 * 2;  // of the four eights of a vector
@@ -226,8 +262,20 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
         for (int i = 0; i < 4; ++i) block[mi][n][i] = 0.0f;
   }
 
+  // 3. A product takes the tensor core some thirty cycles. So it is finished when AHEAD others have been started, not
+  //    before: a warp has enough to do meanwhile, and the tensor core gets the next ones while results are scaled.
+  constexpr int PRODUCTS = 1 + (P::kHalves && !INTEGERS ? 1 : 0) + (P::kMinProduct ? 1 : 0), AHEAD = kAhead;
+  constexpr int ALL = G::CHUNKS * EIGHTS * Z::MI * PRODUCTS;
+  Pending ring[AHEAD];
+  const auto finish_one = [&](int at) {
+    const int mi = at / PRODUCTS % Z::MI, n = at / (PRODUCTS * Z::MI) % EIGHTS;
+    finish<SCALING, INTEGERS, P::kHalves>(ring[at % AHEAD], P::kBlockSums ? block[mi][n] : sums[mi][n]);
+  };
+  std::uint32_t fragments[2][4];  // of sixteen tokens, and of the next
+  load_codes(fragments[0], 0);
+
   const auto chunks_of_half = [&]<int H>() {
-    // 3. Rows' scales as an operand: lane 4g + t has those of chunk 4 H + t, at the instruction's k = 2 t (and 2 t + 1
+    // 4. Rows' scales as an operand: lane 4g + t has those of chunk 4 H + t, at the instruction's k = 2 t (and 2 t + 1
     //    for the second 16 codes).
     [[maybe_unused]] std::uint32_t scale_a[Z::MI][2];
     if constexpr (TENSOR) {
@@ -239,26 +287,26 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
         for (int row = 0; row < 2; ++row) scale_a[mi][row] = halves(d[row][0], P::kHalves ? d[row][1] : 0.0f);
       }
     }
-    // 4. Minima times sums of activations: a product along the chunks, of floats in two parts each.
+    // 5. Minima times sums of activations: a product along the chunks, of floats in two parts each.
     if constexpr (TENSOR && P::kMinSums) {
 #pragma unroll
-      for (int fours = 0; fours < (EIGHTS + 3) / 4; ++fours) {
-        const uint4 w = scale_words(4 * H + t, g, fours);
+      for (int vector = 0; vector < VECTORS; ++vector) {
+        const uint4 w = scale_words(4 * H + t, g, vector);
 #pragma unroll
-        for (int k = 0; k < 4 && 4 * fours + k < EIGHTS; ++k) {
+        for (int k = 0; k < 4 && 4 * vector + k < EIGHTS; ++k) {
           const Tf32Pair x = tf32_pair(act_sum(tiles::part(w, first8 + k)));
 #pragma unroll
           for (int mi = 0; mi < Z::MI; ++mi) {
             float m[2];
             row_minima<F, H>(raw[mi], t, m);
-            float(&to)[4] = sums[mi][4 * fours + k];
+            float(&to)[4] = sums[mi][4 * vector + k];
             if constexpr (P::kBlocks256) {
               const Tf32Pair m0 = tf32_pair(m[0]), m1 = tf32_pair(m[1]);
               mma_m16n8k8_tf32(to, {m0.high, m1.high, m0.high, m1.high}, {x.high, x.low});
               mma_m16n8k8_tf32(to, {m0.low, m1.low, m0.low, m1.low}, {x.high, x.low});
             } else {
-              const std::uint32_t m0 = __float_as_uint(m[0]),
-                                  m1 = __float_as_uint(m[1]);  // halves: exact in tf32
+              const std::uint32_t m0 = __float_as_uint(m[0]);
+              const std::uint32_t m1 = __float_as_uint(m[1]);  // halves: exact in tf32
               mma_m16n8k8_tf32(to, {m0, m1, m0, m1}, {x.high, x.low});
             }
           }
@@ -268,7 +316,7 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
 
     const auto chunk = [&]<int S>() {
       constexpr int C = 4 * H + S;
-      // 5. Codes of the rows.
+      // 6. Codes of the rows.
       std::uint32_t a[Z::MI][4];
       [[maybe_unused]] std::uint32_t min_a[Z::MI][4];
       [[maybe_unused]] float row_d[Z::MI][2][2], row_m[Z::MI][2];
@@ -291,93 +339,76 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
       [[maybe_unused]] const unsigned pick_low = t == S ? 0x4410u : 0x4444u;
       [[maybe_unused]] const unsigned pick_high = t == S ? 0x1044u : 0x4444u;
 
-      // 6. Sixteen tokens at a time.
+      // 7. Eight tokens at a time.
+      [[maybe_unused]] uint4 mine, even,
+          odd;  // scales of token g, or of tokens 2 t and 2 t + 1, in four eights
 #pragma unroll
-      for (int fours = 0; fours < (EIGHTS + 3) / 4; ++fours) {
-        [[maybe_unused]] uint4 mine, even,
-            odd;  // scales of token g, or of tokens 2 t and 2 t + 1, in four eights
-        if constexpr (TENSOR) {
-          mine = scale_words(C, g, fours);
-        } else {
-          even = scale_words(C, 2 * t, fours);
-          odd = scale_words(C, 2 * t + 1, fours);
+      for (int n = 0; n < EIGHTS; ++n) {
+        if (n % 4 == 0) {
+          if constexpr (TENSOR) {
+            mine = scale_words(C, g, n / 4);
+          } else {
+            even = scale_words(C, 2 * t, n / 4);
+            odd = scale_words(C, 2 * t + 1, n / 4);
+          }
         }
+        const int sixteen = C * Z::NG + n / 2, k = first8 + n % 4;
+        if (n % 2 == 0 && sixteen + 1 < G::CHUNKS * Z::NG)
+          load_codes(fragments[(sixteen + 1) % 2], sixteen + 1);
+        const std::uint32_t(&r)[4] = fragments[sixteen % 2];
+        const std::uint32_t b[2] = {r[n % 2 * 2], r[n % 2 * 2 + 1]};
+        [[maybe_unused]] float x[2], x_sum[2];
+        [[maybe_unused]] std::uint32_t low[1], high[1];
+        if constexpr (TENSOR) {
+          low[0] = __byte_perm(tiles::part(mine, k), 0, pick_low);
+          if constexpr (P::kHalves) high[0] = __byte_perm(tiles::part(mine, k), 0, pick_high);
+        } else {
+          x[0] = act_scale(tiles::part(even, k)), x[1] = act_scale(tiles::part(odd, k));
+          if constexpr (P::kMinSums)
+            x_sum[0] = act_sum(tiles::part(even, k)), x_sum[1] = act_sum(tiles::part(odd, k));
+        }
+        if (n % kEightsInView == 0) end_of_schedule(positive, C * EIGHTS + n);
 #pragma unroll
-        for (int pair = 0; pair < 2 && 4 * fours + 2 * pair < EIGHTS; ++pair) {
-          if (Z::NG <= 2 && 2 * fours + pair >= sixteens) break;
-          // Matrices in the order of the operand's registers: a token's words 0..3, then 4..7, then the next eight tokens'.
-          std::uint32_t r[4];
-          ldmatrix<4>(r, codes + C * G::CODES +
-                             q8_acts_code_byte(16 * (group + 2 * fours + pair) + lane / 16 * 8 + lane % 8,
-                                               lane / 8 % 2 * 4));
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int n = 4 * fours + 2 * pair + e, k = first8 + 2 * pair + e;
-            const std::uint32_t b[2] = {r[2 * e], r[2 * e + 1]};
-            [[maybe_unused]] float x[2], x_sum[2];
-            [[maybe_unused]] std::uint32_t low[1], high[1];
+        for (int mi = 0; mi < Z::MI; ++mi) {
+          const int first = ((C * EIGHTS + n) * Z::MI + mi) * PRODUCTS;
+          // One product and the scales that go with it, in place of one that is finished.
+          const auto start = [&]<int WORDS, int FIRST>(int at, const std::uint32_t(&codes_a)[4], float d0,
+                                                       float d1, const std::uint32_t(&sa)[2],
+                                                       const std::uint32_t(&sb)[1]) {
+            if (at >= AHEAD) finish_one(at - AHEAD);
+            Pending& p = ring[at % AHEAD];
+            product<SCALING, WORDS, FIRST>(p.c, codes_a, b);
             if constexpr (TENSOR) {
-              low[0] = __byte_perm(tiles::part(mine, k), 0, pick_low);
-              if constexpr (P::kHalves) high[0] = __byte_perm(tiles::part(mine, k), 0, pick_high);
+              mma_m16n8k8_f16_zero(p.s, sa, sb);
             } else {
-              x[0] = act_scale(tiles::part(even, k)), x[1] = act_scale(tiles::part(odd, k));
-              if constexpr (P::kMinSums)
-                x_sum[0] = act_sum(tiles::part(even, k)), x_sum[1] = act_sum(tiles::part(odd, k));
+              p.s[0] = d0 * x[0], p.s[1] = d0 * x[1], p.s[2] = d1 * x[0], p.s[3] = d1 * x[1];
             }
-#pragma unroll
-            for (int mi = 0; mi < Z::MI; ++mi) {
-              float(&to)[4] = P::kBlockSums ? block[mi][n] : sums[mi][n];
-              if constexpr (SCALING == Scaling::integers && P::kBlockSums) {
-                int c[4];
-                [[maybe_unused]] int c16[4];
-                const tiles::IntScales s = integer_scales<F, H>(raw[mi], S);
-                if constexpr (P::kHalves) {
-                  product<SCALING, 1, 0>(c, a[mi], b);
-                  product<SCALING, 1, 1>(c16, a[mi], b);
-                } else {
-                  product<SCALING, 2>(c, a[mi], b);
-                }
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                  int dot = s.d[i / 2][0] * c[i];
-                  if constexpr (P::kHalves) dot += s.d[i / 2][1] * c16[i];
-                  to[i] += x[i % 2] * static_cast<float>(dot);
-                }
-              } else {
-                // One step of the product and the scales that go with it.
-                const auto add = [&]<int WORDS, int FIRST>(const std::uint32_t(&codes_a)[4],
-                                                           float(&target)[4], const float d0, const float d1,
-                                                           const std::uint32_t(&sa)[2],
-                                                           const std::uint32_t(&sb)[1]) {
-                  int c[4];
-                  float s[4];
-                  product<SCALING, WORDS, FIRST>(c, codes_a, b);
-                  if constexpr (TENSOR) {
-                    mma_m16n8k8_f16_zero(s, sa, sb);
-                  } else {
-                    s[0] = d0 * x[0], s[1] = d0 * x[1], s[2] = d1 * x[0], s[3] = d1 * x[1];
-                  }
-                  add_scaled<SCALING>(target, c, s);
-                };
-                if constexpr (P::kHalves) {
-                  add.template operator()<1, 0>(a[mi], to, row_d[mi][0][0], row_d[mi][1][0], scale_a[mi],
-                                                low);
-                  add.template operator()<1, 1>(a[mi], to, row_d[mi][0][1], row_d[mi][1][1], scale_a[mi],
-                                                high);
-                } else {
-                  add.template operator()<2, 0>(a[mi], to, row_d[mi][0][0], row_d[mi][1][0], scale_a[mi],
-                                                low);
-                }
-                if constexpr (P::kMinProduct) {
-                  add.template operator()<2, 0>(min_a[mi], to, row_m[mi][0], row_m[mi][1], min_scale_a[mi],
-                                                low);
-                }
-              }
-              if constexpr (!TENSOR && P::kMinSums) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[mi][n][i] += row_m[mi][i / 2] * x_sum[i % 2];
-              }
+          };
+          if constexpr (INTEGERS) {
+            if (first >= AHEAD) finish_one(first - AHEAD);
+            Pending& p = ring[first % AHEAD];
+            if constexpr (P::kHalves) {
+              product<SCALING, 1, 0>(p.c, a[mi], b);
+              product<SCALING, 1, 1>(p.c16, a[mi], b);
+            } else {
+              product<SCALING, 2>(p.c, a[mi], b);
             }
+            const tiles::IntScales s = integer_scales<F, H>(raw[mi], S);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) p.s[i] = x[i], p.d[i][0] = s.d[i][0], p.d[i][1] = s.d[i][1];
+          } else if constexpr (P::kHalves) {
+            start.template operator()<1, 0>(first, a[mi], row_d[mi][0][0], row_d[mi][1][0], scale_a[mi], low);
+            start.template operator()<1, 1>(first + 1, a[mi], row_d[mi][0][1], row_d[mi][1][1], scale_a[mi],
+                                            high);
+          } else {
+            start.template operator()<2, 0>(first, a[mi], row_d[mi][0][0], row_d[mi][1][0], scale_a[mi], low);
+          }
+          if constexpr (P::kMinProduct)
+            start.template operator()<2, 0>(first + 1, min_a[mi], row_m[mi][0], row_m[mi][1], min_scale_a[mi],
+                                            low);
+          if constexpr (!TENSOR && P::kMinSums) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[mi][n][i] += row_m[mi][i / 2] * x_sum[i % 2];
           }
         }
       }
@@ -389,8 +420,10 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
   };
   chunks_of_half.template operator()<0>();
   if constexpr (G::CHUNKS == 8) chunks_of_half.template operator()<1>();
+#pragma unroll
+  for (int at = ALL - AHEAD; at < ALL; ++at) finish_one(at);
 
-  // 7. The scale that a block of 256 has for all of its scales.
+  // 8. The scale that a block of 256 has for all of its scales.
   if constexpr (P::kBlockSums) {
 #pragma unroll
     for (int mi = 0; mi < Z::MI; ++mi) {
@@ -432,7 +465,6 @@ __global__ void __launch_bounds__(Z::THREADS, BLOCKS_PER_SM) mmq_tiles(const Arg
   }
 
   // 3. One barrier a step.
-  const int sixteens = (g.nt - static_cast<int>(blockIdx.x) * Z::BN - wn * (16 * Z::NG) + 15) / 16;
   Sums<Z> sums = {};
   unsigned char *from = ring, *to = ring + (Z::STAGES - 1) * G::BYTES;
 #pragma unroll 1
@@ -444,7 +476,7 @@ __global__ void __launch_bounds__(Z::THREADS, BLOCKS_PER_SM) mmq_tiles(const Arg
       copies.start_acts(to);
     }
     cp_async_commit_group();  // empty at the end, so that groups count steps
-    multiply_step<F, SCALING, Z>(from, wm, wn, lane, sixteens, sums);
+    multiply_step<F, SCALING, Z>(from, wm, wn, lane, g.nt, sums);
     to = from;
     from = from == ring + (Z::STAGES - 1) * G::BYTES ? ring : from + G::BYTES;
   }
