@@ -79,7 +79,7 @@ inline std::vector<Operation> operations() {
   two.sizes = [](const Point& p) { return attention_sizes(p, true); };
   two.flop = attention_flop;
   two.run = [](const Point& p, const View& v, Stream& s) {
-    const Status rotated =
+    Status rotated =
         launch_rope_store(v.x, v.k, v.v, v.cosines, v.sines, v.keys, v.values, 1, v.position, p.heads(), s);
     if (!rotated.ok()) return rotated;
     return launch_attention_f32<__half>(v.x, v.keys, v.values, v.out, 1, v.position, p.heads(), s);

@@ -271,7 +271,7 @@ std::string check_attention(const Point& p, const Host& before, const Host& afte
   constexpr bool ROTATES = KERNEL == AttentionKernel::two_launches || KERNEL == AttentionKernel::decode;
   const HeadShape h = p.heads();
   if (ROTATES) {
-    if (const std::string wrong = check_new_rows(p, before, after); !wrong.empty()) return wrong;
+    if (std::string wrong = check_new_rows(p, before, after); !wrong.empty()) return wrong;
   }
   const std::size_t length = count(h.head_dim);
   std::vector<double> q(length), terms(length);
@@ -672,7 +672,7 @@ inline Asked parse(std::vector<std::string> args) {
     const auto at = std::find(args.begin(), args.end(), option);
     if (at == args.end()) return std::vector<std::string>{};
     if (at + 1 == args.end()) throw UsageError(option + " needs a value");
-    const std::vector<std::string> parts = split_commas(at[1]);
+    std::vector<std::string> parts = split_commas(at[1]);
     args.erase(at, at + 2);
     return parts;
   };

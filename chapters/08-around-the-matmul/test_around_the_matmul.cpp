@@ -31,12 +31,15 @@ TEST_CASE("every operation is right for some models, tokens and depths") {
   int checked = 0;
   for (const Operation& o : operations()) {
     for (const char* name : {"0.5b", "7b"}) {
-      for (const auto& [nt, depth] : {std::pair{1, 1}, {1, 70}, {3, 3}, {3, 40}, {9, 20}}) {
-        const Point p{&model(name), nt, depth};
-        if (!o.takes(p) || (o.id == "argmax" && depth > 3)) continue;
+      for (const Point& p : {Point{&model(name), 1, 1},
+                             {&model(name), 1, 70},
+                             {&model(name), 3, 3},
+                             {&model(name), 3, 40},
+                             {&model(name), 9, 20}}) {
+        if (!o.takes(p) || (o.id == "argmax" && p.depth > 3)) continue;
         const std::string wrong = check(o, p, stream);
         CHECK_MESSAGE(wrong.empty(),
-                      o.id << " " << name << " nt " << nt << " depth " << depth << ": " << wrong);
+                      o.id << " " << name << " nt " << p.nt << " depth " << p.depth << ": " << wrong);
         ++checked;
       }
     }

@@ -648,7 +648,7 @@ template <class KV>
 Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic,
                                const AttentionDecodePlan& plan) {
   namespace d = attention_decode_detail;
-  const Status ok = attention_decode_supported<KV>(a.shape);
+  Status ok = attention_decode_supported<KV>(a.shape);
   if (!ok.ok()) return ok;
   if (a.context < 1) return Status::error("attention_decode: context must be at least 1");
   if (a.out == nullptr && a.planes == nullptr)
@@ -686,7 +686,7 @@ Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, boo
 }
 template <class KV>
 Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic = false) {
-  const Status ok = attention_decode_supported<KV>(a.shape);
+  Status ok = attention_decode_supported<KV>(a.shape);
   if (!ok.ok()) return ok;
   return launch_attention_decode(
       a, stream, programmatic,

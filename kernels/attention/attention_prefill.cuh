@@ -417,7 +417,7 @@ inline Status launch_attention_prefill(const float* q, const __half* keys, const
                                        int nt, const int* first, HeadShape s, Stream& stream,
                                        bool programmatic = false, unsigned char* workspace = nullptr) {
   namespace d = attention_prefill_detail;
-  const Status ok = attention_prefill_supported(s);
+  Status ok = attention_prefill_supported(s);
   if (!ok.ok()) return ok;
   constexpr long long kMostRows = 1 << 30;
   if (nt < 1 || static_cast<long long>(nt) * s.heads > kMostRows)

@@ -33,6 +33,10 @@ KV from_float(float v) {
 double as_double(float v) { return v; }
 double as_double(__half v) { return __half2float(v); }
 
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
 /// What a launch leaves behind.
 template <class KV>
 struct Result {
@@ -109,7 +113,7 @@ struct Problem {
       const std::vector<float> before = r.out;
       r.out.resize(q.size());
       CHECK(out.download(r.out));
-      if (twice == 1) CHECK(std::memcmp(before.data(), r.out.data(), q.size() * sizeof(float)) == 0);
+      if (twice == 1) CHECK(same_bits(before, r.out));
     }
     r.planes.resize(planes.size());
     CHECK(planes.download(r.planes));
@@ -172,7 +176,7 @@ struct Problem {
       for (int i = 0; i < s.head_dim; ++i) {
         const auto to = static_cast<std::size_t>(h * s.head_dim + i);
         const KV want = from_float<KV>(v[to]);
-        if (std::memcmp(&want, &r.values[at + to], sizeof(KV)) != 0)
+        if (as_double(want) != as_double(r.values[at + to]))
           return "new value, element " + std::to_string(to);
       }
     }
@@ -300,7 +304,7 @@ TEST_CASE("the bits do not depend on the room that the cache has") {
   problem.cosines.resize(rows * 32);
   problem.sines.resize(rows * 32);
   const Result<__half> small = problem.run(290);
-  CHECK(std::memcmp(large.out.data(), small.out.data(), large.out.size() * sizeof(float)) == 0);
+  CHECK(same_bits(large.out, small.out));
 }
 
 TEST_CASE("one recording serves every position") {

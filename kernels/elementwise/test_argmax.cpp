@@ -65,6 +65,7 @@ TEST_CASE("sizes around warps, parts and blocks; few values, so that many are eq
       Rows rows(nt, n);
       for (const int values : {1, 3, 1000000}) {
         std::vector<float> logits;
+        logits.reserve(static_cast<std::size_t>(nt * n));
         for (int i = 0; i < nt * n; ++i)
           logits.push_back(static_cast<float>(static_cast<int>(generator() % static_cast<unsigned>(values))) -
                            1.0f);
