@@ -11,8 +11,8 @@
 // WORK      2*nt*od*id int8_op
 // LOOK FOR  SASS: LDGSTS.E.BYPASS.128, LDSM.16.M88.4, IMMA.16832.S8.S8, HMMA.1688.F32, and for each IMMA four I2FP and
 //           four FFMA
-// EXPECT    the scaling of results is the limit, not the product: nine instructions beside each IMMA, and on an H200 their
-//           times add up. About a quarter of the mma ceiling
+// EXPECT    the scaling of results is the limit, not the product: nine instructions beside each IMMA, which on an H200
+//           overlap it only in part. About a quarter of the mma ceiling
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/06-mmq/mmq.cu -o mmq
 #pragma once
 
