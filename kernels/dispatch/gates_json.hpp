@@ -105,7 +105,9 @@ inline Gate gate_of(const JsonValue& v) {
   if (v.kind != JsonValue::Kind::object) wrong(v, "a gate must be an object");
   Gate g;
   bool named = false, kernel = false;
-  for (const auto& [name, m] : v.members) {
+  for (std::size_t i = 0; i < v.items.size(); ++i) {
+    const std::string& name = v.names[i];
+    const JsonValue& m = v.items[i];
     if (name == "name") {
       g.name = text_of(m, name);
       named = !g.name.empty();
@@ -162,7 +164,9 @@ inline Status parse_table(std::string_view text, const std::string& name, Table*
     if (root.kind != JsonValue::Kind::object) wrong(root, "a table of gates is an object");
     Table t{name, {}};
     bool schema = false, gates = false;
-    for (const auto& [key, m] : root.members) {
+    for (std::size_t i = 0; i < root.items.size(); ++i) {
+      const std::string& key = root.names[i];
+      const JsonValue& m = root.items[i];
       if (key == "schema") {
         schema = m.kind == JsonValue::Kind::number && m.number == 1;
       } else if (key == "gates") {

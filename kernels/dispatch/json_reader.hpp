@@ -2,6 +2,7 @@
 // build by one line on a bare machine, so there is no library here; records are read by Python alone.
 #pragma once
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdint>
@@ -23,12 +24,12 @@ class JsonError : public std::runtime_error {
 struct JsonValue {
   enum class Kind { null, boolean, number, string, array, object };
   Kind kind = Kind::null;
-  int line = 1;                                            ///< where it begins
-  bool boolean = false;                                    ///< of boolean
-  double number = 0;                                       ///< of number
-  std::string string;                                      ///< of string, UTF-8
-  std::vector<JsonValue> items;                            ///< of array
-  std::vector<std::pair<std::string, JsonValue>> members;  ///< of object, in order, names unique
+  int line = 1;                    ///< where it begins
+  bool boolean = false;            ///< of boolean
+  double number = 0;               ///< of number
+  std::string string;              ///< of string, UTF-8
+  std::vector<JsonValue> items;    ///< of array, and of object in order
+  std::vector<std::string> names;  ///< of object: those of its items, each once
 };
 
 /// A recursive descent over RFC 8259, to a depth of 64.
@@ -113,11 +114,11 @@ class JsonReader {
       skip_space();
       if (peek() != '"') fail("expected a name in quotes");
       std::string name = string();
-      for (const auto& m : v.members) {
-        if (m.first == name) fail("'" + name + "' is there twice");
-      }
+      if (std::find(v.names.begin(), v.names.end(), name) != v.names.end())
+        fail("'" + name + "' is there twice");
       expect(':');
-      v.members.emplace_back(std::move(name), value(depth + 1));
+      v.names.push_back(std::move(name));
+      v.items.push_back(value(depth + 1));
       skip_space();
       if (peek() != ',') break;
       next();
