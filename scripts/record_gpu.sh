@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the committed GPU records of chapters 00 to 04 and of the final program: checks first, then times.
-# Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about ten minutes on an H200)
+# Makes the committed GPU records of chapters 00 to 08 and of the final program: checks first, then times.
+# Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about a quarter of an hour on an H200)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:?usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]}
@@ -50,6 +50,40 @@ scripts/ladder record q4_0_f32_matmul "${options[@]}" --time-limit-ms 25 --layer
 for step in "" _rows _v2 _multi _pf _tiles; do
   scripts/ladder counters q4_0_q8_mmvq$step q4_k_q8_mmvq$step q8_0_q8_mmvq$step "$@" --runs "$runs" --od 64 --id 4096
 done
+
+# Prompts in f16: the steps of the chapter, what its kernels do beside cuBLAS, and packed weights.
+steps=(gemm_naive gemm_shared gemm_register gemm_f16_nt_b1 gemm_f16_nt gemm_f16_nt_af32 gemm_f16_nt_tm64 gemm_f16_nt_k64
+  gemm_f16_nt_tm64_k64 gemm_f16_nt_s80 gemm_f16_nt_k64_s144 gemm_f16_nt_s80_b1 gemm_f16_nt_s80_xy gemm_f16_mma_w32_plain
+  gemm_f16_mma_w32 gemm_f16_mma_w64 gemm_f16_mma_w64_s4)
+best=(gemm_f16_mma gemm_f16_mma_splitk gemm_f16_mma_tma gemm_f16_wgmma cublas_hgemm)
+packed=(q8_0 q4_0 q6_k q4_k)
+scripts/ladder record "${steps[@]}" "${options[@]}" --time-limit-ms 25 --layer 7b.attn_q,7b.ffn_down --nt 512
+scripts/ladder record gemm_f16_nt gemm_f16_nt_tm64 gemm_f16_nt_k64 gemm_f16_nt_tm64_k64 "${options[@]}" --time-limit-ms 25 \
+  --layer 0.5b.ffn_down --nt 512
+scripts/ladder record gemm_f16_nt_s80 gemm_f16_nt_s80_xy "${options[@]}" --time-limit-ms 25 --layer 7b.ffn_gate --nt 512
+scripts/ladder record gemm_f16_nt_s80 gemm_f16_nt_s80_b1 "${options[@]}" --time-limit-ms 25 --layer 7b.attn_q --nt 16
+scripts/ladder record "${best[@]}" "${options[@]}" --time-limit-ms 50 --nt 512 \
+  --layer 0.5b.attn_q,0.5b.ffn_gate,0.5b.ffn_down,7b.attn_q,7b.ffn_gate,7b.ffn_down
+for n in 4096 8192; do
+  scripts/ladder record gemm_f16_nt "${best[@]}" "${options[@]}" --time-limit-ms 150 --od $n --id $n --nt $n
+done
+scripts/ladder record gemm_f16_nt gemm_f16_nt_tm64 gemm_f16_mma_tma gemm_f16_wgmma "${options[@]}" --time-limit-ms 25 \
+  --layer 7b.attn_q --nt 1,16,30,64,65,128
+scripts/ladder record gemm_f16_nt gemm_f16_mma gemm_f16_mma_tma gemm_f16_wgmma "${options[@]}" --time-limit-ms 40 \
+  --layer 7b.ffn_gate --nt 1,8,64,256,512,1024,4096
+scripts/ladder record "${packed[@]/#/gemm_qb_nt_}" "${packed[@]/%/_f16_wgmma}" "${options[@]}" --time-limit-ms 25 --nt 512 \
+  --layer 7b.attn_q,7b.ffn_gate,7b.ffn_down
+scripts/ladder record "${packed[@]/%/_f16_wgmma}" "${options[@]}" --time-limit-ms 25 --nt 1,8,9,16,32,64,128,256,1024,4096 \
+  --layer 7b.ffn_gate
+
+# Prompts in int8: ways to scale, tiles of a file's blocks, parts of k.
+scripts/ladder record 06 "${options[@]}" --time-limit-ms 25 --nt 512 --layer 7b.attn_q,7b.ffn_gate,7b.ffn_down
+scripts/ladder record q4_k_q8_mmq_raw q4_k_q8_mmq_raw_b2 "${options[@]}" --time-limit-ms 25 --nt 16 --layer 7b.ffn_down
+scripts/ladder record q4_0_q8_mmq_raw q4_0_q8_mmq q4_k_q8_mmq_raw q4_k_q8_mmq "${options[@]}" --time-limit-ms 25 \
+  --nt 1,8,16,32,64,128,256,1024,4096 --layer 7b.ffn_gate
+scripts/ladder record q4_0_q8_mmq_k1 q4_0_q8_mmq_k2 q4_0_q8_mmq_k4 q4_0_q8_mmq_k8 q4_0_q8_mmq "${options[@]}" \
+  --time-limit-ms 25 --nt 16,512 --layer 0.5b.attn_q,0.5b.ffn_down
+scripts/ladder record q4_0_q8_mmq_s2 q4_0_q8_mmq_k1 "${options[@]}" --time-limit-ms 25 --nt 64,512 --layer 7b.ffn_down
 
 # What is around the matmuls: one token at several depths, prompts of several lengths.
 scripts/ladder record 08 "${options[@]}" --time-limit-ms 25
