@@ -423,12 +423,15 @@ TEST_CASE("a product leaves the row of the next one, whose normalisation is stil
 
 TEST_CASE("a gate's results as planes are those of its rows") {
   Stream stream;
-  for (const auto& [type, od, id] : {std::tuple{WeightType::q4_0, 32, 32},
-                                     {WeightType::q4_0, 96, 896},
-                                     {WeightType::q8_0, 288, 96},
-                                     {WeightType::q4_k, 512, 256},
-                                     {WeightType::q6_k, 160, 1280},
-                                     {WeightType::q5_0, 4864, 64}}) {
+  struct Case {
+    WeightType type;
+    int od, id;
+  };
+  for (const Case& c : {Case{WeightType::q4_0, 32, 32}, Case{WeightType::q4_0, 96, 896},
+                        Case{WeightType::q8_0, 288, 96}, Case{WeightType::q4_k, 512, 256},
+                        Case{WeightType::q6_k, 160, 1280}, Case{WeightType::q5_0, 4864, 64}}) {
+    const WeightType type = c.type;
+    const int od = c.od, id = c.id;
     CAPTURE(info(type).name);
     CAPTURE(od);
     const Buffer<unsigned char> gate = random_tiles(type, od, id, 5, stream),
