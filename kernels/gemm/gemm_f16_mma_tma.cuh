@@ -3,8 +3,8 @@
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, then the epilogue; f16 operands, f32 sums
 // LAYOUT    weights and acts row-major f16, out row-major f32; with ksplit > 1 f32 partials [ksplit][nt][od]; stages in
 //           shared memory [STAGES][TN + TM][64] halves, swizzled by the copy engine as gemm_f16_mma swizzles them
-// MAP       grid(blocks that fit at once): block -> every gridDim.x-th unit; warps -> tiles of the unit; one more group of
-//           four warps, of which one thread asks for copies
+// MAP       grid(units): block -> a unit; warps -> tiles of the unit; one more group of four warps, of which one thread
+//           asks for copies
 // NEEDS     sm_90a; id % 8 == 0, operands at multiples of 16 bytes (the launcher checks and says so); any nt, od
 // TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B; from L2 2*id*(od*ceil(nt/TN) + nt*ceil(od/TM)) B
 // WORK      2*nt*od*id flop
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
   unsigned char* stages = dynamic_shared<unsigned char>();
   stages += (1024 - reinterpret_cast<std::uintptr_t>(stages) % 1024) % 1024;  // [STAGES][TN + TM][64] halves
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, all_steps = (id + T::KS - 1) / T::KS;
-  const int stride = static_cast<int>(gridDim.x), count = units.count();
+  const MmaUnit unit = mma_unit<T>(units, static_cast<int>(blockIdx.x), all_steps);
   if (thread == 0) {
     prefetch_tensor_map(weights_map);
     prefetch_tensor_map(acts_map);
@@ -65,18 +65,15 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
     if constexpr (T::WARPS == 8) registers_decrease<24>();
     if (thread == T::THREADS) {
       unsigned parity = 1;  // the first wait for each stage returns at once
-      for (int u = static_cast<int>(blockIdx.x); u < count; u += stride) {
-        const MmaUnit unit = mma_unit<T>(units, u, all_steps);
-        for (int step = unit.step; step < unit.end; ++step) {
-          unsigned char* const to = stages + stage * T::STAGE_BYTES;
-          mbarrier_wait(&empty[stage], parity);
-          mbarrier_arrive_expect_bytes(&full[stage], T::STAGE_BYTES);
-          tensor_copy_2d(to, acts_map, unit.token, step * T::KS, &full[stage]);
-          tensor_copy_2d(to + T::ACTS_BYTES, weights_map, unit.output, step * T::KS, &full[stage]);
-          if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-          }
+      for (int step = unit.step; step < unit.end; ++step) {
+        unsigned char* const to = stages + stage * T::STAGE_BYTES;
+        mbarrier_wait(&empty[stage], parity);
+        mbarrier_arrive_expect_bytes(&full[stage], T::STAGE_BYTES);
+        tensor_copy_2d(to, acts_map, unit.token, step * T::KS, &full[stage]);
+        tensor_copy_2d(to + T::ACTS_BYTES, weights_map, unit.output, step * T::KS, &full[stage]);
+        if (++stage == STAGES) {
+          stage = 0;
+          parity ^= 1;
         }
       }
     }
@@ -88,31 +85,25 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
     unsigned parity = 0;
     mbarrier_wait(&full[0], parity);
     warp.load(0, stages, 0);
-    for (int u = static_cast<int>(blockIdx.x); u < count; u += stride) {
-      const MmaUnit unit = mma_unit<T>(units, u, all_steps);
-      warp.clear();
-      for (int step = unit.step; step < unit.end; ++step) {
+    warp.clear();
+    for (int step = unit.step; step < unit.end; ++step) {
 #pragma unroll
-        for (int k16 = 0; k16 < K16; ++k16) {
-          if (k16 + 1 < K16) {
-            warp.load((k16 + 1) % 2, stages + stage * T::STAGE_BYTES, k16 + 1);
-          } else {
-            if (lane == 0) mbarrier_arrive(&empty[stage]);  // all fragments of this stage are in registers
-            const bool more = step + 1 < unit.end || u + stride < count;
-            if (more) {
-              if (++stage == STAGES) {
-                stage = 0;
-                parity ^= 1;
-              }
-              mbarrier_wait(&full[stage], parity);
-            }
-            warp.load(0, stages + stage * T::STAGE_BYTES, 0);  // after the last step nobody uses it
+      for (int k16 = 0; k16 < K16; ++k16) {
+        if (k16 + 1 < K16) {
+          warp.load((k16 + 1) % 2, stages + stage * T::STAGE_BYTES, k16 + 1);
+        } else if (step + 1 < unit.end) {
+          if (lane == 0) mbarrier_arrive(&empty[stage]);  // all fragments of this stage are in registers
+          if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
           }
-          warp.multiply(k16 % 2);
+          mbarrier_wait(&full[stage], parity);
+          warp.load(0, stages + stage * T::STAGE_BYTES, 0);
         }
+        warp.multiply(k16 % 2);
       }
-      warp.store(unit, lane, epilogue, out, nt, od);
     }
+    warp.store(unit, lane, epilogue, out, nt, od);
   }
 }
 // ANCHOR_END: gemm_f16_mma_tma
@@ -147,11 +138,10 @@ Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, f
       !ok.ok()) {
     return ok;
   }
-  const int blocks = std::min(units.count(), multiprocessor_count());
   const bool split = units.ksplit > 1;
   LaunchOptions options;
   options.programmatic = programmatic;
-  if (Status ok = launch(options, gemm_f16_mma_tma<T>, dim3(static_cast<unsigned>(blocks)),
+  if (Status ok = launch(options, gemm_f16_mma_tma<T>, dim3(static_cast<unsigned>(units.count())),
                          dim3(T::THREADS + 128), T::SHARED_BYTES + 1024, stream, weights_map, acts_map,
                          split ? workspace : out, split ? GemmEpilogue{} : epilogue, static_cast<int>(s.nt),
                          static_cast<int>(s.od), static_cast<int>(s.id), units);
