@@ -229,12 +229,18 @@ class Weaver:
         mode: str = "cold",
         devices: Sequence[str] | None = None,
         also: dict[str, dict[str, str]] | None = None,
+        without: Sequence[str] = (),
     ) -> None:
         """Every rung of the ladder with its best-known speed on each device that has records.
 
         `also`: chapter -> rung -> what it is, for rungs whose ids are made when the chapter's binary runs.
+        `without`: chapters whose rungs are for other shapes.
         """
-        rungs = [rung for rung in listing.rungs_from_sources() if not rung.rung.startswith(("roof_", "latency_"))]
+        rungs = [
+            rung
+            for rung in listing.rungs_from_sources()
+            if not rung.rung.startswith(("roof_", "latency_")) and rung.chapter not in without
+        ]
         for chapter, more in (also or {}).items():
             rungs += [listing.RungText(rung, chapter, title, "") for rung, title in more.items()]
         shown_devices = (
