@@ -1,4 +1,5 @@
-// RUNG      split_k_reduce: sums of a product whose k was divided among blocks, added up.
+// RUNG      split_k_reduce: sums of a product whose k was divided among blocks, added up.  PREV none: a product in one
+//           piece needs no second kernel
 // COMPUTES  out[nt][od] = epilogue(partials[0] + partials[1] + ... + partials[ksplit - 1])
 // LAYOUT    partials [ksplit][nt][od] f32, out row-major f32
 // MAP       grid(ceil(nt*od/1024)) block(256): thread -> four neighbouring outputs
