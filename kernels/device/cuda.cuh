@@ -21,7 +21,8 @@ namespace ladder {
 /// is 16-byte aligned; the launch says how many bytes there are.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
-  extern __shared__ __align__(16) unsigned char ladder_dynamic_shared_bytes[];
+  // At a line of the 32 banks: cp.async into lines that begin elsewhere asks for a quarter more sectors.
+  extern __shared__ __align__(128) unsigned char ladder_dynamic_shared_bytes[];
   return reinterpret_cast<T*>(ladder_dynamic_shared_bytes);
 }
 

@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
   __shared__ Partial<NT, W> partial;
-  __shared__ float root[32];  // one is used: what follows, the ring, must begin at a line of 128 bytes
+  __shared__ float root;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int g = lane / 4, t = lane % 4;
 
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   }
   if (NT == 1 && warp == W - 1) {  // which has no more to do than others, and often less
     const float factor = x.squares != nullptr ? tile_acts::root_of(x.squares, id, x.epsilon) : 1.0f;
-    if (lane == 0) root[0] = factor;  // read behind the barriers of step 4
+    if (lane == 0) root = factor;  // read behind the barriers of step 4
   }
   const unsigned char* const codes = acts + (g % NT * 4 + t) * 16;
   const unsigned char* const scales =
@@ -349,7 +349,7 @@ constexpr std::size_t ring_bytes() {
 /// Shared memory beside rings and activations: sums, and what they are multiplied with.
 template <int NT, int W>
 constexpr std::size_t fixed_bytes() {
-  return sizeof(Partial<NT, W>) + 32 * sizeof(float);
+  return sizeof(Partial<NT, W>) + sizeof(float);
 }
 
 inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more would not fit
