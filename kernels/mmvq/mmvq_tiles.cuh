@@ -329,8 +329,8 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       sum_at = step;
     }
     __syncthreads();  // all warps' sums are there; and those before them, which are next overwritten, are read
-    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt, min(steps, W),
-                          root[0], early, partial.v[side]);
+    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt, min(steps, W), root,
+                          early, partial.v[side]);
     begun = until;
     side ^= 1;
   } while (begun < turns);

@@ -17,8 +17,9 @@ EXACT = ("requests", "sectors", "load_requests", "load_sectors", "store_requests
 # shared memory as well; what share of the difference is theirs was not traced.)
 JOINED = ("_q8_mmvq", "_q8_mmvq_pf", "_q8_mmvq_tiles")
 # Copies into shared memory: the hardware counts a few percent more sectors, for a reason that is not known.
-COPIES = "_q8_mmvq_pf"
-COPIES_AT_MOST = 1.06
+# In the records of mmvq_tiles the ring begins 16 bytes beside a line of the banks, and 128 bytes cost five sectors
+# instead of four. Dynamic shared memory begins at a line since; the hardware has not counted again.
+COPIES_AT_MOST = {"_q8_mmvq_pf": 1.06, "_q8_mmvq_tiles": 1.25}
 
 
 def counted(folder: str) -> dict[tuple, dict]:
@@ -44,9 +45,10 @@ class CountsAgree(unittest.TestCase):
                         ours, theirs = emulator[pair][name], hardware[pair][name]
                         if name == "shared_requests" and pair[0].endswith(JOINED):
                             self.assertLessEqual(theirs, ours)
-                        elif name in ("sectors", "load_sectors") and pair[0].endswith(COPIES):
+                        elif name in ("sectors", "load_sectors") and pair[0].endswith(tuple(COPIES_AT_MOST)):
+                            most = next(m for step, m in COPIES_AT_MOST.items() if pair[0].endswith(step))
                             self.assertLessEqual(ours, theirs)
-                            self.assertLessEqual(theirs, ours * COPIES_AT_MOST)
+                            self.assertLessEqual(theirs, ours * most)
                         else:
                             self.assertEqual(ours, theirs)
 
