@@ -18,10 +18,10 @@
 namespace ladder {
 
 /// The block's dynamic shared memory as an array of T. Every call in a kernel returns the same address, which
-/// is 16-byte aligned; the launch says how many bytes there are.
+/// is 128-byte aligned; the launch says how many bytes there are.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
-  // At a line of the 32 banks: cp.async into lines that begin elsewhere asks for a quarter more sectors.
+  // At a line of the 32 banks, so that what static shared memory comes before it does not move rings of cp.async off one.
   extern __shared__ __align__(128) unsigned char ladder_dynamic_shared_bytes[];
   return reinterpret_cast<T*>(ladder_dynamic_shared_bytes);
 }
