@@ -18,7 +18,7 @@
 #include "kernels/device/pdl.cuh"
 #include "kernels/gemm/gemm_tiles_formats.cuh"
 #include "kernels/gemm/gemm_tiles_parts.cuh"
-#include "kernels/mmvq/mmvq_tiles.cuh"
+#include "kernels/mmvq/mmvq_tiles_formats.cuh"
 
 namespace ladder {
 

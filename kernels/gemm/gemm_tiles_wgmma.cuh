@@ -33,7 +33,7 @@
 #include "kernels/gemm/epilogue.cuh"
 #include "kernels/gemm/gemm_tiles_formats.cuh"
 #include "kernels/gemm/gemm_tiles_parts.cuh"
-#include "kernels/mmvq/mmvq_tiles.cuh"
+#include "kernels/mmvq/mmvq_tiles_formats.cuh"
 
 namespace ladder {
 

@@ -30,7 +30,7 @@
 #include "kernels/gemm/epilogue.cuh"
 #include "kernels/gemm/split_k.cuh"
 #include "kernels/mmq/mmq_formats.cuh"
-#include "kernels/mmvq/mmvq_tiles.cuh"
+#include "kernels/mmvq/mmvq_tiles_formats.cuh"
 
 namespace ladder {
 namespace mmq {

@@ -157,15 +157,6 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
 }
 // ANCHOR_END: mmvq_tiles_finish
 
-/// N times 512 bytes, 16 a lane.
-template <int N>
-__device__ __forceinline__ void copy_vectors(unsigned char* shared, const unsigned char* global) {
-  if constexpr (N > 0) {
-    copy_vectors<N - 1>(shared, global);
-    cp_async_cg_at<512 * (N - 1)>(shared, global);
-  }
-}
-
 /// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
 /// take more of them.
 template <class Format, int NT, int W>
@@ -373,42 +364,6 @@ constexpr bool stages(long long id, std::size_t limit) {
   const std::size_t planes = tile_acts::group_bytes(NT, id);
   return NT == 1 ||
          (planes <= kMostStagedBytes && ring_bytes<Format, W>() + planes + fixed_bytes<NT, W>() <= limit);
-}
-
-template <class F>
-Status with_tile_format(WeightType type, F&& f) {
-  switch (type) {
-    case WeightType::q4_0:
-      return f(TileQ4_0{});
-    case WeightType::q4_1:
-      return f(TileQ4_1{});
-    case WeightType::q5_0:
-      return f(TileQ5_0{});
-    case WeightType::q5_1:
-      return f(TileQ5_1{});
-    case WeightType::q8_0:
-      return f(TileQ8_0{});
-    case WeightType::q2_k:
-      return f(TileQ2_K{});
-    case WeightType::q3_k:
-      return f(TileQ3_K{});
-    case WeightType::q4_k:
-      return f(TileQ4_K{});
-    case WeightType::q5_k:
-      return f(TileQ5_K{});
-    case WeightType::q6_k:
-      return f(TileQ6_K{});
-    case WeightType::iq4_nl:
-      return f(TileIQ4_NL{});
-    case WeightType::iq4_xs:
-      return f(TileIQ4_XS{});
-    case WeightType::f32:
-    case WeightType::f16:
-    case WeightType::bf16:
-      break;
-  }
-  return Status::error(std::string("mmvq_tiles: ") + info(type).name +
-                       " weights have no blocks; types with blocks of 32 or 256 have tiles");
 }
 
 template <class Format, int NT, int W, bool SWIGLU>

@@ -22,7 +22,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "harness/device/status.hpp"
+#include "kernels/device/cp_async.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/reduce.cuh"
@@ -42,6 +45,15 @@ struct FromShared {
     return *reinterpret_cast<const unsigned*>(p);
   }
 };
+
+/// A warp starts copies of N times 512 bytes to shared memory, 16 a lane.
+template <int N>
+__device__ __forceinline__ void copy_vectors(unsigned char* shared, const unsigned char* global) {
+  if constexpr (N > 0) {
+    copy_vectors<N - 1>(shared, global);
+    cp_async_cg_at<512 * (N - 1)>(shared, global);
+  }
+}
 
 /// Word i of four; i should be a constant after unrolling.
 __device__ __forceinline__ unsigned part(const uint4& v, int i) {
@@ -541,6 +553,43 @@ struct TileIQ4_XS {
   }
 };
 // ANCHOR_END: tile_iq4_xs
+
+/// Calls f with the format of a type that has tiles; Status of an error for one that has none.
+template <class F>
+Status with_tile_format(WeightType type, F&& f) {
+  switch (type) {
+    case WeightType::q4_0:
+      return f(TileQ4_0{});
+    case WeightType::q4_1:
+      return f(TileQ4_1{});
+    case WeightType::q5_0:
+      return f(TileQ5_0{});
+    case WeightType::q5_1:
+      return f(TileQ5_1{});
+    case WeightType::q8_0:
+      return f(TileQ8_0{});
+    case WeightType::q2_k:
+      return f(TileQ2_K{});
+    case WeightType::q3_k:
+      return f(TileQ3_K{});
+    case WeightType::q4_k:
+      return f(TileQ4_K{});
+    case WeightType::q5_k:
+      return f(TileQ5_K{});
+    case WeightType::q6_k:
+      return f(TileQ6_K{});
+    case WeightType::iq4_nl:
+      return f(TileIQ4_NL{});
+    case WeightType::iq4_xs:
+      return f(TileIQ4_XS{});
+    case WeightType::f32:
+    case WeightType::f16:
+    case WeightType::bf16:
+      break;
+  }
+  return Status::error(std::string("tiles: ") + info(type).name +
+                       " weights have no blocks; types with blocks of 32 or 256 have tiles");
+}
 
 // A tile times activations ---------------------------------------------------------------------------------------------
 
