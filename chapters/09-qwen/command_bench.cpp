@@ -124,10 +124,8 @@ int bench_command(const BenchOptions& options) {
         const BenchResult result =
             run_bench(*engine, session.model.hp.vocabulary, tests[i], options.repetitions, load.batch,
                       options.warm_up, roof, [&interrupt] { return interrupt.requested(); });
-        if (interrupt.requested()) {
-          report.finish();
-          return kInterruptedStatus;
-        }
+        if (interrupt.requested()) report.finish();
+        Interrupt::check();
         setting.kernels = info.kernels;  // which says more once a token was decoded
         report.add(setting, result);
       }

@@ -135,10 +135,10 @@ bool is_command(const std::string& line) {
 int chat_command(const ChatOptions& options) {
   require_readable(options.load.model, "model");
   const bool on_device = choose_device(options.load.on);
+  Interrupt interrupt;
   const Session session(options.load.model);
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
   const std::unique_ptr<Engine> engine = load_engine(session, options.load, on_device);
-  Interrupt interrupt;
   Conversation conversation(options, session, *engine, interrupt);
   Lines lines(interrupt);
   if (terminal) {

@@ -8,6 +8,7 @@
 
 #include "chapters/09-qwen/commands.hpp"
 #include "chapters/09-qwen/handover.hpp"
+#include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/sampler.hpp"
 #include "chapters/09-qwen/session.hpp"
 #include "harness/experiment/json.hpp"
@@ -48,6 +49,7 @@ int logits_command(const LogitsOptions& options) {
       std::adjacent_find(rows.begin(), rows.end()) != rows.end()) {
     throw CommandError("--rows: the numbers must increase");
   }
+  const Interrupt interrupt;
   const std::unique_ptr<Engine> engine = load_engine(session, options.load, on_device);
 
   // An evaluation ends behind every wanted row, so that no more than the wanted logits are computed and held.
@@ -57,6 +59,7 @@ int logits_command(const LogitsOptions& options) {
     const std::span<float> row = std::span(logits).subspan(r * static_cast<std::size_t>(vocabulary),
                                                            static_cast<std::size_t>(vocabulary));
     while (begin <= rows[r]) {
+      Interrupt::check();
       const int count = std::min(options.load.batch, rows[r] + 1 - begin);
       const std::span<const Token> piece =
           std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));

@@ -28,8 +28,8 @@ int perplexity_command(const PerplexityOptions& options) {
                        " tokens, fewer than one window of " + std::to_string(load.context) +
                        "; -c sets a smaller one");
   }
-  const std::unique_ptr<Engine> engine = load_engine(session, load, on_device);
   const Interrupt interrupt;
+  const std::unique_ptr<Engine> engine = load_engine(session, load, on_device);
   Perplexity result;
   {
     ProgressBar bar("perplexity");
@@ -40,7 +40,7 @@ int perplexity_command(const PerplexityOptions& options) {
                              return !interrupt.requested();
                            });
   }
-  if (interrupt.requested()) return kInterruptedStatus;
+  Interrupt::check();
   if (options.json) {
     print(JsonObject()
               .add("model", valid_utf8(session.model.name))

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "chapters/09-qwen/commands.hpp"
+#include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/quantize_model.hpp"
 #include "chapters/09-qwen/session.hpp"
 #include "kernels/cpu/thread_pool.hpp"
@@ -46,6 +47,7 @@ int quantize_command(const QuantizeOptions& options) {
     throw CommandError("OUT: " + options.out + " is the file that is read; give another name");
   }
   require_writable(options.out);
+  const Interrupt interrupt;
   const int threads = options.threads > 0 ? options.threads : cpu::available_cpus();
   const QuantizeReport report =
       quantize_model(from, options.out, *type, threads, ::isatty(STDERR_FILENO) == 1);

@@ -89,13 +89,13 @@ int run_command(const RunOptions& options) {
   require_readable(options.load.model, "model");
   const bool on_device = choose_device(options.load.on);
   const std::string text = prompt_text(options);
+  const Interrupt interrupt;
   const Session session(options.load.model);
   const std::vector<Token> prompt = prompt_tokens(options, text, session);
   const SamplerOptions sampling = sampler_options(options.sampling, session);
   Sampler sampler(sampling, session.model.hp.vocabulary);
   const std::unique_ptr<Engine> engine = load_engine(session, options.load, on_device);
 
-  const Interrupt interrupt;
   bool line_open = false;
   const auto show = [&line_open](std::string_view piece) {
     if (piece.empty()) return;

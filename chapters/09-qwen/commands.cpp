@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "chapters/09-qwen/interrupt.hpp"
+#include "chapters/09-qwen/session.hpp"
 #include "chapters/09-qwen/version.hpp"
 #include "kernels/dispatch/switches.hpp"
 
@@ -18,7 +21,8 @@ namespace {
 
 std::string footer() {
   return "`qwen COMMAND --help` lists the options of a command.\n"
-         "Exit status: 0 done, 1 failed, 2 called wrongly, 130 ended by Ctrl-C.\n"
+         "Exit status: 0 done, 1 failed, 2 called wrongly, 130 ended by Ctrl-C, 141 nobody reads the "
+         "output.\n"
          "Environment, read once:\n" +
          dispatch::switches_help() +
          "  LADDER_EMULATOR_DEVICE=SLUG   the device whose limits the emulator enforces (a file of "
@@ -366,6 +370,9 @@ class CommandLine {
     sub->add_option("OUT", synthetic_.out, "GGUF file to write")->required();
     sub->add_option("--vocabulary", synthetic_.vocabulary,
                     "GGUF file whose tokenizer it gets; default: a made-up one");
+    sub->add_option(
+        "--layer-types", synthetic_.layer_types,
+        "types of the layers, as in q4_0,q6_k: a model of so many layers; default: all layers, by TYPE");
     sub->add_flag("--untied", synthetic_.untied,
                   "an output matrix of its own, as the official files up to 3b have");
     sub->add_option("-s,--seed", synthetic_.seed, "of the weights")->capture_default_str();
@@ -391,11 +398,18 @@ class CommandLine {
 }  // namespace
 
 int command_line(int argc, char** argv) {
+  // Whoever reads our output may go (head, a pager). Then writing fails, and destructors still run.
+  std::signal(SIGPIPE, SIG_IGN);
   try {
     return CommandLine().run(with_long_names(argc, argv));
   } catch (const CommandError& e) {
     std::fprintf(stderr, "qwen: %s\n", one_line(e.what()).c_str());
     return 2;
+  } catch (const Interrupted& e) {
+    std::fprintf(stderr, "qwen: %s\n", e.what());
+    return kInterruptedStatus;
+  } catch (const OutputClosed&) {
+    return kOutputClosedStatus;  // nobody is there to be told
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "qwen: there is not enough memory\n");
     return 1;

@@ -120,7 +120,8 @@ int bench_command(const BenchOptions& options);
 
 struct SyntheticOptions {
   std::string size, type, out;
-  std::string vocabulary;  ///< a GGUF file whose tokenizer is copied; empty: a made-up one
+  std::string layer_types;  ///< "q4_0,q6_k": a type for each layer; empty: the size's layers, by `type`
+  std::string vocabulary;   ///< a GGUF file whose tokenizer is copied; empty: a made-up one
   std::uint64_t seed = 0;
   int threads = 0;
   bool untied = false;
@@ -128,7 +129,7 @@ struct SyntheticOptions {
 int synthetic_command(const SyntheticOptions& options);
 
 /// Parses the command line and runs a command. Returns the process's exit status: 0, 1 (it failed), 2 (it was
-/// called wrongly), 130 (Ctrl-C).
+/// called wrongly), 130 (Ctrl-C), 141 (nobody reads stdout).
 int command_line(int argc, char** argv);
 
 }  // namespace ladder::qwen

@@ -24,6 +24,12 @@ EngineOptions completed(EngineOptions options, const Hyperparameters& hp) {
   return options;
 }
 
+std::string what_would_fit(std::uint64_t available, std::uint64_t fixed, std::uint64_t token) {
+  if (available >= fixed + token) return "; -c " + std::to_string((available - fixed) / token) + " would fit";
+  return "; with any context it would have to be " + std::to_string(fixed + token - available) +
+         " bytes smaller: quantized to a type of fewer bits (qwen quantize), or a smaller model";
+}
+
 void check_evaluate(const Engine& engine, int vocabulary, std::span<const std::int32_t> tokens,
                     std::size_t logits) {
   if (tokens.empty()) throw std::invalid_argument("evaluate: no tokens");

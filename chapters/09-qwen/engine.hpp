@@ -67,6 +67,9 @@ class ContextFull : public std::runtime_error {
 /// Options with what they leave open filled in: the context, and a batch that is not larger. Throws
 /// std::invalid_argument for a negative context or number of threads and for a batch below 1.
 [[nodiscard]] EngineOptions completed(EngineOptions options, const Hyperparameters& hp);
+/// What would make a model fit that does not, to end a sentence: "; -c 1024 would fit".
+/// @param fixed bytes that it needs whatever the context is @param token bytes for each token of the context
+[[nodiscard]] std::string what_would_fit(std::uint64_t available, std::uint64_t fixed, std::uint64_t token);
 /// Throws what Engine::evaluate says. @param logits how many floats there is room for
 void check_evaluate(const Engine& engine, int vocabulary, std::span<const std::int32_t> tokens,
                     std::size_t logits);

@@ -218,20 +218,24 @@ class DeviceEngine final : public Engine {
       weights += matmul_.bytes(t);
       loading = std::max(loading, matmul_.loading_bytes(t));
     }
-    const std::uint64_t cache =
-        2 * sizeof(KV) * product(hp.block_count, std::int64_t{options_.context} * heads_.kv_length());
+    const std::uint64_t context = static_cast<std::uint64_t>(options_.context);
+    const std::uint64_t cached_token = 2 * sizeof(KV) * product(hp.block_count, heads_.kv_length()),
+                        rotated_token = 4 * static_cast<std::uint64_t>(heads_.head_dim);
+    const std::uint64_t cache = context * cached_token;
     const std::int64_t row = hp.embedding_length + 2LL * heads_.q_length() + 2LL * heads_.kv_length() +
                              2LL * hp.feed_forward_length;
-    const std::uint64_t work = 4 * (product(options_.batch, row) + product(logits_rows(), hp.vocabulary) +
-                                    product(options_.context, heads_.head_dim)) +
-                               tile_acts::bytes(1, longest_row()) + matmul_.work_bytes();
+    const std::uint64_t work = 4 * (product(options_.batch, row) + product(logits_rows(), hp.vocabulary)) +
+                               context * rotated_token + tile_acts::bytes(1, longest_row()) +
+                               matmul_.work_bytes();
     const std::uint64_t needed = weights + loading + cache + work, available = device_free_bytes();
     if (needed <= available) return;
     const bool twice = model_.tied && matmul_.kept_twice(model_.token_embd);
     throw DeviceError("the model needs " + std::to_string(needed) + " bytes of device memory (weights " +
                       std::to_string(weights) + (twice ? " with the tied embedding in two forms" : "") +
                       ", loading them " + std::to_string(loading) + ", KV cache " + std::to_string(cache) +
-                      ", work " + std::to_string(work) + "), and " + std::to_string(available) + " are free");
+                      ", work " + std::to_string(work) + "), and " + std::to_string(available) + " are free" +
+                      what_would_fit(available, needed - context * (cached_token + rotated_token),
+                                     cached_token + rotated_token));
   }
 
   void upload_rotations() {

@@ -127,6 +127,8 @@ WeightType wanted_type(const FileType& to, std::string_view tensor, std::int64_t
   return to.base;
 }
 
+int layer_of(std::string_view tensor) { return place_of(tensor).layer; }
+
 WeightType fitting_type(WeightType wanted, std::int64_t ne0) {
   if (ne0 % info(wanted).block_elems == 0) return wanted;
   WeightType smaller = WeightType::f16;

@@ -3,18 +3,13 @@
 #include <sys/select.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 
 namespace ladder::qwen {
 namespace {
 
-// A signal handler is given no pointer, so what it sets has to be static.
-constinit std::atomic<int> interrupts{0};
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may touch nothing else");
-
 extern "C" void ladder_qwen_on_interrupt(int) {
-  if (interrupts.fetch_add(1, std::memory_order_relaxed) > 0) ::_exit(kInterruptedStatus);
+  if (detail::interrupts.fetch_add(1, std::memory_order_relaxed) > 0) ::_exit(kInterruptedStatus);
 }
 
 }  // namespace
@@ -28,11 +23,10 @@ Interrupt::Interrupt() {
   ::sigaction(SIGINT, &action, &before_);
 }
 
-Interrupt::~Interrupt() { ::sigaction(SIGINT, &before_, nullptr); }
-
-bool Interrupt::requested() const { return interrupts.load(std::memory_order_relaxed) > 0; }
-
-void Interrupt::clear() { interrupts.store(0, std::memory_order_relaxed); }
+Interrupt::~Interrupt() {
+  ::sigaction(SIGINT, &before_, nullptr);
+  clear();
+}
 
 bool Interrupt::wait_readable(int descriptor) const {
   // Blocked from the look at the flag until pselect sleeps: a signal in between would otherwise go unnoticed.

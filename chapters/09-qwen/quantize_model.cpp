@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/model.hpp"
 #include "chapters/09-qwen/parallel.hpp"
 #include "chapters/09-qwen/progress.hpp"
@@ -32,6 +33,7 @@ void convert(const gguf::Tensor& t, WeightType to, std::span<std::byte> out, int
   const auto to_row = static_cast<std::size_t>(gguf::tensor_bytes(to, id, 1).value());
   parallel_rows(threads, rows, std::max<std::int64_t>(1, kPieceElements / id),
                 [&](std::int64_t first, std::int64_t last) {
+                  Interrupt::check();
                   std::vector<float> row(static_cast<std::size_t>(id));
                   for (std::int64_t r = first; r < last; ++r) {
                     const auto i = static_cast<std::size_t>(r);

@@ -45,6 +45,8 @@ struct MixtureModel {
 /// The type that replaces one whose blocks do not divide a row: a nearby type of blocks of 32, else F16.
 /// llama.cpp stops where this says F16 for a type of blocks of 32.
 [[nodiscard]] WeightType fitting_type(WeightType wanted, std::int64_t ne0);
+/// The layer of "blk.12.ffn_down.weight"; -1 for a tensor of no layer.
+[[nodiscard]] int layer_of(std::string_view tensor);
 /// fitting_type of wanted_type: the type that the tensor gets.
 [[nodiscard]] WeightType tensor_type(const FileType& to, std::string_view tensor, std::int64_t ne0,
                                      unsigned dimensions, const MixtureModel& model);

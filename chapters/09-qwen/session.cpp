@@ -14,6 +14,7 @@
 #include <limits>
 #include <random>
 
+#include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/progress.hpp"
 #include "kernels/dispatch/tables.hpp"
 
@@ -96,6 +97,7 @@ std::string json_array(std::span<const double> numbers) {
 
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    if (errno == EPIPE) throw OutputClosed();
     throw std::runtime_error(std::string("writing to stdout failed: ") + std::strerror(errno));
   }
 }
@@ -135,7 +137,10 @@ std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& o
   engine.switches = environment_switches();
   if (on_device) engine.gates = gates_for(engine.switches, build_device());
   ProgressBar bar("loading " + session.model.name);
-  engine.on_progress = [&bar](std::uint64_t done, std::uint64_t total) { bar.update(done, total); };
+  engine.on_progress = [&bar](std::uint64_t done, std::uint64_t total) {
+    Interrupt::check();
+    bar.update(done, total);
+  };
   try {
     return on_device ? make_device_engine(session.model, engine) : make_cpu_engine(session.model, engine);
   } catch (const std::invalid_argument& e) {

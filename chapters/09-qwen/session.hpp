@@ -1,6 +1,8 @@
 // A model file opened for a command: the file, what it describes, its tokenizer; and an engine on request.
 #pragma once
 
+#include <csignal>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,7 +34,11 @@ void require_writable(const std::string& path);
 [[nodiscard]] std::string json_array(std::span<const Token> tokens);
 [[nodiscard]] std::string json_array(std::span<const double> numbers);
 
-/// One line to stdout, or all of `text` as it is. Throws if it cannot be written (disk full).
+/// Nobody reads stdout any more.
+class OutputClosed : public std::exception {};
+inline constexpr int kOutputClosedStatus = 128 + SIGPIPE;
+/// One line to stdout, or all of `text` as it is. Throws if it cannot be written (disk full): OutputClosed for a pipe
+/// whose reader has gone.
 void print(std::string_view text);
 
 /// The switches of this process's environment. Throws CommandError for a value that a switch does not have.

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/parallel.hpp"
 #include "chapters/09-qwen/progress.hpp"
 #include "harness/experiment/qwen_shapes.hpp"
@@ -168,6 +169,7 @@ Pool make_pool(WeightType type, std::int64_t id, const std::vector<float>& norma
   const float deviation = 1.0f / std::sqrt(static_cast<float>(id));
   const auto row_bytes = static_cast<std::size_t>(kPoolRow / t.block_elems * t.block_bytes);
   parallel_rows(threads, kPoolElements / kPoolRow, 4, [&](std::int64_t first, std::int64_t last) {
+    Interrupt::check();
     std::vector<float> values(kPoolRow);
     for (std::int64_t r = first; r < last; ++r) {
       const auto* from = normals.data() + r * kPoolRow;
@@ -192,6 +194,7 @@ void fill_matrix(std::span<std::byte> out, const Pool& pool, WeightType type, st
   const auto first_start = static_cast<std::int64_t>(seed % static_cast<std::uint64_t>(starts));
   parallel_rows(threads, rows, std::max<std::int64_t>(1, kPieceBytes / row_bytes),
                 [&](std::int64_t first, std::int64_t last) {
+                  Interrupt::check();
                   for (std::int64_t r = first; r < last; ++r) {
                     for (std::int64_t b = 0; b < blocks; b += run) {
                       const std::uint64_t random =
@@ -271,7 +274,8 @@ std::vector<std::byte> planned_header(const Hyperparameters& hp, const FileType&
 }
 
 std::uint64_t write_synthetic(const std::filesystem::path& path, const SyntheticModel& model) {
-  const Hyperparameters hp = size_by_name(model.size);
+  Hyperparameters hp = size_by_name(model.size);
+  if (!model.layers.empty()) hp.block_count = static_cast<int>(model.layers.size());
   if (model.type == nullptr) throw std::invalid_argument("no file type; allowed are " + file_type_names());
   if (model.threads < 0) {
     throw std::invalid_argument("threads is " + std::to_string(model.threads) +
@@ -305,6 +309,9 @@ std::uint64_t write_synthetic(const std::filesystem::path& path, const Synthetic
     const std::uint64_t seed = mix(mix(model.seed) ^ ++number);
     const std::int64_t id = t.ne[0];
     const bool matrix = t.ne.size() > 1, norm = t.name.ends_with("_norm.weight");
+    if (const int layer = layer_of(t.name); matrix && layer >= 0 && !model.layers.empty()) {
+      t.type = fitting_type(model.layers[static_cast<std::size_t>(layer)], id);
+    }
     const WeightType type = t.type;
     out.add(std::move(t.name), type, std::move(t.ne),
             [&, seed, id, matrix, norm, type](std::span<std::byte> bytes) {

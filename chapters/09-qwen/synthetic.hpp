@@ -40,6 +40,8 @@ struct PlannedTensor {
 struct SyntheticModel {
   std::string size;  ///< as size_by_name takes it
   const FileType* type = nullptr;
+  /// Types of the layers' matrices, one for each layer; empty: as many layers as the size has, in the types of `type`.
+  std::vector<WeightType> layers;
   bool tied = true;
   std::uint64_t seed = 0;  ///< the same seed gives the same bytes, whatever the number of threads
   const gguf::File* vocabulary =

@@ -63,8 +63,9 @@ inline std::size_t shared_memory_limit() { return device_info().shared_per_block
 /// Most blocks of a cluster: blocks run one after the other here.
 inline int most_cluster_blocks() { return 1; }
 
-/// Free memory of the host right now, in bytes.
+/// Free memory of the host right now, in bytes, or what LADDER_EMULATOR_MEMORY says instead.
 inline std::size_t device_free_bytes() {
+  if (const std::size_t given = emu::free_memory(); given > 0) return given;
   return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
          static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }

@@ -62,7 +62,29 @@ Registers read_registers() {
   return r;
 }
 
+/// A variable that holds a whole number; 0 without it.
+std::uint64_t read_count(const char* variable) {
+  const char* text = std::getenv(variable);
+  const std::string_view digits = text == nullptr ? "" : text;
+  if (digits.empty()) return 0;
+  std::uint64_t n = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), n);
+  if (error != std::errc() || end != digits.end() || n < 1)
+    refuse(variable, "'" + std::string(digits) + "' is not a whole number above 0");
+  return n;
+}
+
 }  // namespace
+
+std::size_t free_memory() {
+  static const std::uint64_t bytes = read_count("LADDER_EMULATOR_MEMORY");
+  return bytes;
+}
+
+std::uint64_t launches_until_lost() {
+  static const std::uint64_t launches = read_count("LADDER_EMULATOR_LAUNCHES");
+  return launches;
+}
 
 const DeviceModel& device_model() {
   const DeviceModel* m = chosen.load(std::memory_order_acquire);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,13 @@ void use_device_model(std::string_view slug);
 /// LADDER_EMULATOR_REGISTERS gives them: one number for all kernels, or `name=number` parts between semicolons, the
 /// names as reports print them. A text of another form ends the program with one line and exit status 2.
 unsigned registers_per_thread(std::string_view kernel);
+
+/// Bytes of memory that are free on the device: LADDER_EMULATOR_MEMORY, to see what a program does when there is little;
+/// 0: as many as the host has free.
+std::size_t free_memory();
+
+/// LADDER_EMULATOR_LAUNCHES=N: every launch after the first N fails, as on a GPU that was lost; 0: none does.
+std::uint64_t launches_until_lost();
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kBanks = 32;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -901,6 +902,11 @@ Status run(const LaunchRequest& request) {
     program_base = program().base;
     state.kernel = kernel_name(request.kernel);
     if (Status s = check_limits(request, state.kernel); !s.ok()) return s;
+    if (static std::atomic<std::uint64_t> launches{0};
+        launches_until_lost() > 0 && ++launches > launches_until_lost()) {
+      return Status::error(state.kernel + ": the device was lost (LADDER_EMULATOR_LAUNCHES=" +
+                           std::to_string(launches_until_lost()) + ")");
+    }
     state.threads = request.block.x * request.block.y * request.block.z;
     state.blocks = std::uint64_t{request.grid.x} * request.grid.y * request.grid.z;
     Pool& p = pool();
