@@ -116,6 +116,8 @@ std::vector<Field> fields_of(const BenchSetting& s, const BenchResult& r) {
       {"gbps", known(gbps)},
       {"roof_gbps", known(roof)},
       {"percent_of_roof", gbps > 0 && roof > 0 ? format("%.3f", 100 * gbps / roof) : ""},
+      {"kernels_per_token",
+       r.test.prompt == 0 && s.kernels_per_token > 0 ? std::to_string(s.kernels_per_token) : ""},
       {"kernels", s.kernels, true},
   };
 }
@@ -154,9 +156,9 @@ struct Column {
   bool right;
 };
 constexpr Column kColumns[] = {
-    {"model", 30, false}, {"size", 10, true},      {"params", 10, true}, {"backend", 10, false},
-    {"threads", 7, true}, {"test", 15, true},      {"t/s", 20, true},    {"bytes/token", 12, true},
-    {"GB/s", 8, true},    {"% of roof", 10, true},
+    {"model", 30, false}, {"size", 10, true},      {"params", 10, true},        {"backend", 10, false},
+    {"threads", 7, true}, {"test", 15, true},      {"t/s", 20, true},           {"bytes/token", 12, true},
+    {"GB/s", 8, true},    {"% of roof", 10, true}, {"kernels/token", 13, true},
 };
 
 /// Columns that a terminal shows for UTF-8 text of one-column characters.
@@ -321,6 +323,7 @@ std::string bench_record(const BenchSetting& setting, const BenchResult& result)
                             .add("stddev", rate.deviation)
                             .raw("samples", number_array(rates, "%.6g")));
   if (gbps > 0) {
+    if (setting.kernels_per_token > 0) o.add("kernels_per_token", setting.kernels_per_token);
     o.add("gbps", gbps);
     if (roof > 0) {
       o.add("roof", JsonObject().add("bandwidth_gbps", roof).add("source", "measured"));
@@ -352,7 +355,8 @@ void BenchReport::add(const BenchSetting& setting, const BenchResult& result) {
          backend(setting.executor), setting.executor == "gpu" ? "-" : std::to_string(setting.threads),
          result.test.name(), format("%.2f", rate.mean) + " ± " + format("%.2f", rate.deviation),
          gbps > 0 ? std::to_string(setting.bytes_per_token) : "-", gbps > 0 ? format("%.2f", gbps) : "-",
-         gbps > 0 && roof > 0 ? format("%.1f", 100 * gbps / roof) : "-"}));
+         gbps > 0 && roof > 0 ? format("%.1f", 100 * gbps / roof) : "-",
+         gbps > 0 && setting.kernels_per_token > 0 ? std::to_string(setting.kernels_per_token) : "-"}));
   }
   first_ = false;
 }

@@ -57,6 +57,7 @@ struct BenchSetting {
   std::int64_t model_bytes = 0, parameters = 0, bytes_per_token = 0;
   std::string executor, device, device_slug, kernels;
   int threads = 0, batch = 0;
+  int kernels_per_token = 0;  ///< launches of a decoded token; 0: none, or not known
   std::string cache_type;
   double given_roof_gbps = 0;  ///< of --roof; 0: none
 };

@@ -126,7 +126,8 @@ int bench_command(const BenchOptions& options) {
                       options.warm_up, roof, [&interrupt] { return interrupt.requested(); });
         if (interrupt.requested()) report.finish();
         Interrupt::check();
-        setting.kernels = info.kernels;  // which says more once a token was decoded
+        setting.kernels = info.kernels;  // which say more once a token was decoded
+        setting.kernels_per_token = info.kernels_per_token;
         report.add(setting, result);
       }
     }

@@ -33,6 +33,8 @@ struct EngineInfo {
   std::string executor;  ///< "gpu", "emulator" or "cpu"
   std::string device;    ///< the device's name
   std::string kernels;   ///< one line: which kernels multiply (for the user)
+  int kernels_per_token =
+      0;  ///< launches for a single token; 0 before the first one, and where nothing is launched
 };
 
 class Engine {

@@ -537,11 +537,11 @@ class DeviceEngine final : public Engine {
         matmul_.multiply({&output, 1}, {x_.data(), model_.output_norm}, 1, stream_);
       }
     };
-    if (launches_per_token_ == 0) {
+    if (info_.kernels_per_token == 0) {
       const int before = launches_.count() - 1;  // one has set the step
       queue_all();
-      launches_per_token_ = launches_.count() - before;
-      info_.kernels += "; " + std::to_string(launches_per_token_) + " launches a token";
+      info_.kernels_per_token = launches_.count() - before;
+      info_.kernels += "; " + std::to_string(info_.kernels_per_token) + " launches a token";
     } else if (options_.switches.no_cuda_graph || !launches_.replay()) {
       queue_all();
     } else {
@@ -573,7 +573,6 @@ class DeviceEngine final : public Engine {
   HeadShape heads_;
   EngineInfo info_;
   int position_ = 0;
-  int launches_per_token_ = 0;  // 0 before the first one
   bool fused_one_ = false;
   Stream stream_;
   Launches launches_;
