@@ -232,12 +232,77 @@ class Files(unittest.TestCase):
         gates = dispatch_plot.read(self.written())
         self.assertEqual(dispatch_plot.kernel_at(gates, "q4_0", 8), "mmvq_tiles")
         self.assertEqual(dispatch_plot.kernel_at(gates, "q4_0", 9), "mmq_tiles")
-        self.assertEqual(dispatch_plot.kernel_at(gates, "q4_k", 1, 512), "f32_matmul")
+        self.assertEqual(dispatch_plot.kernel_at(gates, "q4_k", 1, (4096, 512)), "f32_matmul")
         self.assertEqual(dispatch_plot.kernel_at(gates, "q8_0", 9), "gemm_tiles_wgmma")
         figure = dispatch_plot.draw(gates, "q4_0")
-        self.assertEqual(len(figure.axes), 3)
+        self.assertEqual(len(figure.axes), 4)
         with self.assertRaises(UserError):
             dispatch_plot.draw(gates, "q8_0")
+
+
+PROGRAM = '''\
+#!/usr/bin/env python3
+"""Stands in for the program: small matrices take 9 us a group of eight, large ones 40; wgmma takes 20 and 22."""
+import json, os, sys
+
+words = sys.argv[1:]
+if words[0] == "synthetic":
+    assert words[words.index("--layer-types") + 1] == "q4_0,q4_k", words
+    open(words[3], "w").close()
+elif words[0] == "explain":
+    ods = {"a.q": 896, "a.k": 128, "b.up": 18944}
+    print(json.dumps({"dispatch": [{"tensor": name, "od": od} for name, od in ods.items()]}))
+elif words[0] == "bench":
+    gates = json.load(open(os.environ["LADDER_GATES"]))["gates"]
+    kernel = gates[0]["kernel"]
+    events = []
+    for nt in map(int, words[words.index("-p") + 1].split(",")):
+        for name, od, id_, us in (("a.q + a.k", 1024, 896, 9), ("b.up", 18944, 3584, 40)):
+            time = {"mmvq_tiles": us, "f32_matmul": 3 * us, "mmq_tiles": 30 * us}.get(kernel, 20 if us < 40 else 22)
+            for _ in range(5):
+                if kernel == "gemm_tiles_wgmma":
+                    events.append({"name": "acts_f16", "cat": "other", "ph": "X", "dur": 1, "args": {}})
+                args = {"weights": name, "type": "q4_0", "nt": nt, "od": od, "id": id_}
+                event = {"name": "q4_0_" + kernel, "cat": "multiply", "ph": "X", "dur": time, "args": args}
+                events += [event, {"name": "rope_store", "cat": "other", "ph": "X", "dur": 100, "args": {}}]
+    json.dump(events, open(os.environ["LADDER_TRACE"], "w"))
+    print(json.dumps({"device": "nvidia-h200"}))
+'''
+
+
+class Measured(unittest.TestCase):
+    def test_small_and_large_matrices_have_borders_of_their_own(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="tune-test-") as name:
+            folder = Path(name)
+            program = folder / "qwen"
+            program.write_text(PROGRAM)
+            program.chmod(0o755)
+            out = folder / "gates.json"
+            with (
+                mock.patch.object(tune.build, "built_qwen", return_value=program),
+                mock.patch.object(tune.build, "BUILD", folder),
+                mock.patch.object(tune.run, "prepare", return_value=folder),
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()) as err,
+            ):
+                words = ["tune", "q4_0", "q4_k", "--measure", "--no-build", "--sizes", "7b", "-o", str(out)]
+                self.assertEqual(cli.main(words), 0, err.getvalue())
+            gates = json.loads(out.read_text())
+        self.assertEqual(gates["device"], "NVIDIA H200")
+        # What brings activations to their form is the product's own: 20 + 1 us.  Groups: 9, 18, 27 us; 40, 80 us.
+        times = gates["evidence"]["q4_0"]["1024x896"]
+        self.assertEqual((times["gemm_tiles_wgmma"]["9"], times["mmvq_tiles"]["8"]), (21.0, 9.0))
+        borders = {(g["nt"][0], tuple(g.get("id", ()))) for g in gates["gates"] if g.get("evidence")}
+        self.assertEqual(borders, {(17, (1, 3583)), (1, (3584, None))})
+        from_one = next(g for g in gates["gates"] if g["name"].startswith("prefill.gemm_tiles_wgmma.1."))
+        other = gates["gates"][gates["gates"].index(from_one) + 1]
+        self.assertEqual((other["kernel"], other["id"]), ("mmq_tiles", [3584, None]))
+
+    def test_bounds_keep_what_is_launched_together(self) -> None:
+        curve = tune.Curves("q4_0", parts={(1024, 896): (128 * 896, 896 * 896)})
+        self.assertEqual(curve.extent((1024, 896), "weights"), (128 * 896, 896 * 896))
+        self.assertEqual(curve.extent((896, 896), "weights"), (896 * 896, 896 * 896))
+        self.assertEqual(curve.extent((1024, 896), "id"), (896, 896))
 
 
 class Experiments(unittest.TestCase):

@@ -24,6 +24,7 @@ from .plots import COLOURS, MARKERS, STYLE, save
 Gates = Mapping[str, Any]
 KERNELS = list(tune.RUNGS)
 PANELS = 3
+MAPS = ((1536, 1536), (18944, 3584))  # attn_q of 1.5b, ffn_gate of 7b: od, id
 
 
 def read(path: Path) -> Gates:
@@ -36,13 +37,16 @@ def read(path: Path) -> Gates:
     return gates
 
 
-def kernel_at(gates: Gates, type_: str, nt: int, id_: int = 3584) -> str:
-    """The first gate that takes a type, a number of rows and a length, with no switch set."""
+def kernel_at(gates: Gates, type_: str, nt: int, shape: tune.Shape = (3584, 3584)) -> str:
+    """The first gate that takes a type, a number of rows and a shape, with no switch set."""
+    od, id_ = shape
     for gate in gates["gates"]:
         types = gate.get("types", "all")
         if gate.get("only") or not (types in ("all", "blocks") or type_ in types):
             continue
-        if all(_has(gate.get(axis, [1, None]), value) for axis, value in (("nt", nt), ("id", id_))):
+        if all(
+            _has(gate.get(axis, [1, None]), value) for axis, value in (("nt", nt), ("id", id_), ("weights", od * id_))
+        ):
             return str(gate["kernel"])
     raise UserError(f"no gate takes {type_} at nt {nt}")
 
@@ -59,17 +63,18 @@ def draw(gates: Gates, type_: str) -> Figure:
     shapes = sorted(evidence[type_], key=lambda s: int(s.split("x")[0]) * int(s.split("x")[1]))
     chosen = shapes if len(shapes) <= PANELS else [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
     with matplotlib.rc_context(STYLE):
-        figure = plt.figure(figsize=(4.2 * len(chosen), 4.6 + 0.26 * len(evidence)))
-        grid = figure.add_gridspec(
-            2, len(chosen), height_ratios=[3.2, 0.4 + 0.26 * len(evidence)], hspace=0.42, wspace=0.28
-        )
+        figure = plt.figure(figsize=(4.2 * PANELS, 4.6 + 0.26 * len(evidence)))
+        rows = figure.add_gridspec(2, 1, height_ratios=[3.2, 0.4 + 0.26 * len(evidence)], hspace=0.42)
+        above = rows[0].subgridspec(1, len(chosen), wspace=0.28)
         for i, shape in enumerate(chosen):
-            _times(figure.add_subplot(grid[0, i]), gates, type_, shape, evidence[type_][shape])
-        _map(figure.add_subplot(grid[1, :]), gates, list(evidence))
+            _times(figure.add_subplot(above[0, i]), gates, type_, shape, evidence[type_][shape])
+        below = rows[1].subgridspec(1, len(MAPS), wspace=0.16)
+        for i, shape in enumerate(MAPS):
+            _map(figure.add_subplot(below[0, i]), gates, list(evidence), shape, legend=i == 0)
         where = f"{gates.get('device', 'unknown device')}, {gates.get('date', '')[:10]}"
         note = (
-            f"{where}: cold medians; lines at rows where the gates change. Below, what the gates choose for rows of "
-            "3584 with no switch set."
+            f"{where}: cold medians of products, with the kernels that bring activations to their form; dotted lines "
+            "where the gates change. Below, what the gates choose with no switch set."
         )
         figure.text(
             0.01, 0.01, "\n".join(textwrap.wrap(note, int(figure.get_figwidth() * 13))), fontsize=8, color="#444444"
@@ -91,9 +96,10 @@ def _times(axes: Axes, gates: Gates, type_: str, shape: str, kernels: Mapping[st
                 linewidth=1.3,
                 label=kernel,
             )
-    before = kernel_at(gates, type_, 1)
+    od, id_ = map(int, shape.split("x"))
+    before = kernel_at(gates, type_, 1, (od, id_))
     for nt in range(2, tune.FARTHEST + 1):
-        now = kernel_at(gates, type_, nt)
+        now = kernel_at(gates, type_, nt, (od, id_))
         if now != before:
             axes.axvline(nt, color="#888888", linewidth=0.9, linestyle=":")
             axes.annotate(
@@ -109,32 +115,31 @@ def _times(axes: Axes, gates: Gates, type_: str, shape: str, kernels: Mapping[st
     axes.legend(fontsize=7.5)
 
 
-def _map(axes: Axes, gates: Gates, types: Sequence[str]) -> None:
-    used = set()
+def _map(axes: Axes, gates: Gates, types: Sequence[str], shape: tune.Shape, legend: bool) -> None:
     for row, type_ in enumerate(types):
-        begin, kernel = 1, kernel_at(gates, type_, 1)
+        begin, kernel = 1, kernel_at(gates, type_, 1, shape)
         for nt in range(2, tune.FARTHEST + 2):
-            now = kernel_at(gates, type_, nt) if nt <= tune.FARTHEST else None
+            now = kernel_at(gates, type_, nt, shape) if nt <= tune.FARTHEST else None
             if now != kernel:
                 axes.barh(
                     row, nt - begin, left=begin, height=0.8, color=COLOURS[KERNELS.index(kernel)], edgecolor="white"
                 )
-                used.add(kernel)
                 begin, kernel = nt, now or kernel
     axes.set_yticks(range(len(types)), types, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
     axes.set_xlim(1, tune.FARTHEST)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
-    axes.set_xlabel("nt")
+    axes.set_xlabel(f"nt, matrices of [{shape[0]}, {shape[1]}]")
     axes.grid(visible=False)
-    axes.legend(
-        handles=[Patch(color=COLOURS[KERNELS.index(k)], label=k) for k in KERNELS if k in used],
-        loc="upper left",
-        bbox_to_anchor=(0, 1.0 + 0.5 / max(1.0, 0.26 * len(types) + 0.4)),
-        ncols=4,
-        fontsize=8,
-    )
+    if legend:
+        axes.legend(
+            handles=[Patch(color=COLOURS[KERNELS.index(k)], label=k) for k in KERNELS],
+            loc="upper left",
+            bbox_to_anchor=(0, 1.0 + 0.5 / max(1.0, 0.26 * len(types) + 0.4)),
+            ncols=4,
+            fontsize=8,
+        )
 
 
 def command_plot_dispatch(args: argparse.Namespace) -> int:

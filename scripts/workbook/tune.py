@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import build, engine, records, run
+from . import build, records, run
 from .common import ROOT, StepFailed, UserError, json_lines, markdown_table, one_of, read_text, say, shown, write_text
 from .records import Record
 
@@ -38,9 +38,15 @@ TYPES = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
 )  # fmt: skip
 ROWS_AT_ONCE = 8  # of mmvq_tiles: more go in groups of eight
-NT = "2,4,8,9,12,16,24,32,48,64,128,256,512"
-MODELS = "0.5b:Q4_0,0.5b:Q4_K_M,7b:Q4_0,7b:Q4_K_M"
+FEW = "1,2,3,4,5,6,7,8"
+MANY = "1,2,4,6,8,9,12,16,24,32,48,64,128,256,512"
+# Rows that each kernel is measured at.
+NT = {"mmvq_tiles": FEW, "gemm_tiles_wgmma": MANY, "mmq_tiles": MANY, "f32_matmul": "1,2,4,8"}
+SIZES = "0.5b,1.5b,7b"
 FEWEST = 3  # times of a launch in a trace; the first one also loads its kernel
+# Kernels of a trace that bring activations to the form that the next product takes, and that finish the one before.
+CONVERSIONS = ("rms_norm", "quantize_tile_acts", "quantize_q8_pad40", "quantize_q8_pad40_t", "acts_f16")
+FINISHES = ("add_bias", "add_residual", "swiglu")
 FARTHEST = 512  # rows up to which bounds are looked for
 
 
@@ -55,8 +61,10 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traces", type=Path, action="append", metavar="FILE", help="use traces of the final program (LADDER_TRACE)"
     )
-    parser.add_argument("--nt", type=run.positive_list, default=NT, metavar="N,..", help=f"rows to measure ({NT})")
-    parser.add_argument("--model", default=MODELS, metavar="SIZE:TYPE,..", help=f"models to measure with ({MODELS})")
+    parser.add_argument(
+        "--nt", type=run.positive_list, metavar="N,..", help=f"rows to measure (up to 8, or {MANY}, by kernel)"
+    )
+    parser.add_argument("--sizes", default=SIZES, metavar="SIZE,..", help=f"whose shapes are measured ({SIZES})")
     parser.add_argument(
         "--records",
         type=Path,
@@ -72,19 +80,32 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(do=command_tune)
 
 
+Shape = tuple[int, int]  # od, id
+
+
 @dataclass
 class Curves:
     """Median times in ns of one type: shape -> kernel -> nt -> ns."""
 
     type: str
-    times: dict[tuple[int, int], dict[str, dict[int, float]]] = field(
+    times: dict[Shape, dict[str, dict[int, float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
     )
+    # Weights of the smallest and of the largest matrix of a launch, where they are not od * id.
+    parts: dict[Shape, tuple[int, int]] = field(default_factory=dict)
 
-    def kernels(self, shape: tuple[int, int]) -> list[str]:
+    def only(self, shapes: Iterable[Shape]) -> Curves:
+        return Curves(self.type, {s: self.times[s] for s in shapes}, self.parts)
+
+    def extent(self, shape: Shape, axis: str) -> tuple[int, int]:
+        """The least and the most that a gate's bound on an axis is compared with, for the matrices of a launch."""
+        od, id_ = shape
+        return (id_, id_) if axis == "id" else self.parts.get(shape, (od * id_, od * id_))
+
+    def kernels(self, shape: Shape) -> list[str]:
         return [kernel for kernel in RUNGS if kernel in self.times[shape]]
 
-    def time(self, shape: tuple[int, int], kernel: str, nt: int) -> float | None:
+    def time(self, shape: Shape, kernel: str, nt: int) -> float | None:
         """Time for nt rows: measured, or between two measured ones on logarithmic axes; None outside what was measured.
         Groups of eight follow each other."""
         points = self.times[shape].get(kernel, {})
@@ -124,11 +145,14 @@ def curves_of(found: Iterable[Record], types: Sequence[str]) -> dict[str, Curves
             continue
         shape = record["shape"]
         curve = curves.setdefault(type_, Curves(type_))
-        curve.times[(shape["od"], shape["id"])][kernel][shape["nt"]] = record["time_ns"]["median"]
+        key = (shape["od"], shape["id"])
+        curve.times[key][kernel][shape["nt"]] = record["time_ns"]["median"]
+        if "least_od" in record.get("params", {}):
+            curve.parts[key] = (record["params"]["least_od"] * key[1], record["params"]["most_od"] * key[1])
     return curves
 
 
-def cost(curves: Curves, kernel: str, nt: int, shapes: Sequence[tuple[int, int]]) -> float | None:
+def cost(curves: Curves, kernel: str, nt: int, shapes: Sequence[Shape]) -> float | None:
     """Mean logarithm of a kernel's time over the best kernel's; None where a shape has no time for it."""
     total = 0.0
     for shape in shapes:
@@ -145,7 +169,8 @@ def spans(curves: Curves) -> list[Span]:
     fallback, and id decides about it (short_rows)."""
     shapes = sorted(s for s in curves.times if len([k for k in curves.kernels(s) if k != "f32_matmul"]) > 0)
     candidates = [k for k in RUNGS if k != "f32_matmul" and any(k in curves.times[s] for s in shapes)]
-    shapes = [s for s in shapes if all(k in curves.times[s] for k in candidates)]
+    # A head's matrix has single rows only; it says nothing of borders between rows.
+    shapes = [s for s in shapes if all(len(curves.times[s].get(k, ())) > 1 for k in candidates)]
     if not shapes or "mmvq_tiles" not in candidates or len(candidates) < 2:
         return []
     found: list[Span] = []
@@ -168,6 +193,62 @@ def spans(curves: Curves) -> list[Span]:
 
 
 NOISE = 0.01  # of the logarithm: one per cent
+
+
+def chosen(found: Sequence[Span], nt: int) -> str:
+    """The kernel for nt rows; before the first span that of decoding."""
+    for span in found:
+        if span.least <= nt and (span.most is None or nt <= span.most):
+            return span.kernel
+    return "mmvq_tiles"
+
+
+def loss(curves: Curves, found: Sequence[Span]) -> float:
+    """Sum over shapes of the mean logarithm, over numbers of rows, of the chosen kernel's time over the best one's."""
+    total = 0.0
+    for shape in curves.times:
+        lost = []
+        for nt in LOOKED_AT:
+            times = {k: curves.time(shape, k, nt) for k in curves.kernels(shape) if k != "f32_matmul"}
+            known = {k: t for k, t in times.items() if t is not None}
+            if len(known) > 1 and chosen(found, nt) in known:
+                lost.append(math.log(known[chosen(found, nt)] / min(known.values())))
+        total += sum(lost) / len(lost) if lost else 0.0
+    return total
+
+
+LOOKED_AT = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+@dataclass(frozen=True)
+class Class:
+    """Matrices whose borders are their own: those from `least` to `most` on an axis."""
+
+    spans: tuple[Span, ...]
+    axis: str = ""
+    least: int = 1
+    most: int | None = None
+
+
+def classes(curves: Curves) -> list[Class]:
+    """All matrices together, or the small and the large ones apart where that is better by more than noise.  A bound
+    never lies between matrices that are launched together."""
+    best = [Class(tuple(spans(curves)))]
+    least_loss = loss(curves, best[0].spans) - NOISE * len(curves.times)
+    for axis in ("id", "weights"):
+        for bound in sorted({curves.extent(s, axis)[0] for s in curves.times})[1:]:
+            if any(low < bound <= high for low, high in (curves.extent(s, axis) for s in curves.times)):
+                continue
+            small = curves.only(s for s in curves.times if curves.extent(s, axis)[0] < bound)
+            large = curves.only(s for s in curves.times if curves.extent(s, axis)[0] >= bound)
+            two = spans(small), spans(large)
+            if not all(two):
+                continue
+            lost = loss(small, two[0]) + loss(large, two[1])
+            if lost < least_loss:
+                least_loss = lost
+                best = [Class(tuple(two[0]), axis, 1, bound - 1), Class(tuple(two[1]), axis, bound, None)]
+    return best
 
 
 def short_rows(curves: Curves) -> int | None:
@@ -222,23 +303,29 @@ def gates_of(curves: Mapping[str, Curves]) -> list[dict[str, Any]]:
         },
         {"name": "prefill.f16_weights_mma", "kernel": "gemm_f16_mma", "types": ["f16"], "nt": [9, None], "unless": off},
     ]
-    together: dict[tuple[str, int, int | None], list[str]] = defaultdict(list)
+    together: dict[tuple[Span, str, int, int | None], list[str]] = defaultdict(list)
     for type_, curve in curves.items():
-        for span in spans(curve):
-            if TIERS[span.kernel] == 1:
-                together[(span.kernel, span.least, span.most)].append(type_)
-    tuned = [
-        {
-            "name": f"prefill.{kernel}.{least}"
-            + (f".{'.'.join(types)}" if sum(k[:2] == (kernel, least) for k in together) > 1 else ""),
-            "kernel": kernel,
+        for of in classes(curve):
+            for span in of.spans:
+                if TIERS[span.kernel] == 1:
+                    together[(span, of.axis, of.least, of.most)].append(type_)
+    tuned = []
+    for (span, axis, least, most), types in sorted(
+        together.items(), key=lambda item: (item[0][0].least, item[0][0].kernel, *item[0][1:3], item[1])
+    ):
+        where = f".{axis}{'_from_' + str(least) if most is None else '_to_' + str(most)}" if axis else ""
+        gate = {
+            "name": f"prefill.{span.kernel}.{span.least}{where}.{'.'.join(types)}",
+            "kernel": span.kernel,
             "types": types,
-            "nt": [least, most],
+            "nt": [span.least, span.most],
+            **({axis: [least, most]} if axis else {}),
             "unless": off,
             "evidence": f"lowest times of {', '.join(types)} over rows and shapes",
         }
-        for (kernel, least, most), types in sorted(together.items(), key=lambda item: (item[0][1], item[0][0]))
-    ]
+        tuned.append(gate)
+        if span.kernel == "gemm_tiles_wgmma":  # what the emulator of the device takes instead
+            tuned.append({**gate, "name": gate["name"] + ".without_wgmma", "kernel": "mmq_tiles", "evidence": ""})
     # What was not measured has the default's gates.
     rest = [t for t in TYPES if t not in curves]
     tail: list[dict[str, Any]] = []
@@ -307,66 +394,95 @@ def text_of(device: str, curves: Mapping[str, Curves], date: str, git: str | Non
 def table(curves: Mapping[str, Curves]) -> str:
     rows = []
     for type_, curve in curves.items():
-        for span in spans(curve):
-            most = "" if span.most is None else str(span.most)
-            rows.append([type_, span.kernel, str(span.least), most, str(len(curve.times))])
-    return markdown_table(["type", "kernel", "nt from", "to", "shapes"], rows, right=(2, 3, 4))
+        for of in classes(curve):
+            bound = f"from {of.least}" if of.most is None else f"to {of.most}"
+            for span in of.spans:
+                most = "" if span.most is None else str(span.most)
+                rows.append([type_, f"{of.axis} {bound}" if of.axis else "all", span.kernel, str(span.least), most])
+    return markdown_table(["type", "matrices", "kernel", "nt from", "to"], rows, right=(3, 4))
 
 
-# How `qwen bench` is made to use one kernel for every number of rows.
-FORCED = {
-    "mmvq_tiles": {"LADDER_NO_PREFILL_GEMM": "1"},
-    "gemm_tiles_wgmma": {"LADDER_SMALL_M_GEMM": "1"},
-    "mmq_tiles": {"LADDER_SMALL_M_GEMM": "1", "LADDER_MMQ": "1"},
-}
+def forced(kernel: str) -> str:
+    """A table of gates with which every product of blocks goes through one kernel."""
+    gates = [{"name": "forced", "kernel": kernel, "types": "blocks"}] if kernel != "f32_matmul" else []
+    return json.dumps({"schema": 1, "gates": [*gates, {"name": "float", "kernel": "f32_matmul", "types": "all"}]})
 
 
-def measured(args: argparse.Namespace) -> tuple[str, list[Path]]:
-    """Traces of models whose prompts of every length go through each kernel, on this GPU; and the device."""
+def measured(args: argparse.Namespace, types: Sequence[str]) -> tuple[str, list[Record]]:
+    """The device, and times of every kernel on this GPU: prompts of many lengths through models of random weights, a
+    layer of each type, read from traces.  Weights are cold: a whole model lies between two visits."""
     program = build.built_qwen(run.prepare(args), "gpu")
     folder = build.BUILD / "tune"
     folder.mkdir(parents=True, exist_ok=True)
-    traces = []
+    found: list[Record] = []
     device = ""
-    for model in args.model.split(","):
-        file = engine.resolve(program, model)
-        for kernel, variables in FORCED.items():
-            path = folder / f"{model.replace(':', '-').lower()}-{kernel}.json"
-            say(f"{model}: {kernel}")
-            done = subprocess.run(
-                [str(program), "bench", str(file), "--on", "gpu", "-p", args.nt, "-n", "2", "-r", "2", "-o", "record"],
-                cwd=ROOT,
-                check=False,
-                text=True,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "LADDER_GATES": "default", "LADDER_TRACE": str(path), **variables},
-            )
-            if done.returncode:
-                raise StepFailed(f"qwen bench ended with status {done.returncode} (the line above says why)")
-            device = json_lines(done.stdout, "qwen bench")[0]["device"]
-            traces.append(path)
-    return device, traces
+    for size in args.sizes.split(","):
+        file = folder / f"{size}.gguf"
+        words = ["synthetic", size, "q8_0", str(file), "--layer-types", ",".join(types)]
+        say(f"making a model of {size}'s shapes, a layer of each type")
+        _qwen(program, words, {})
+        ods = {
+            m["tensor"]: m["od"] for m in json.loads(_qwen(program, ["explain", str(file), "--json"], {}))["dispatch"]
+        }
+        for kernel, nt in NT.items():
+            trace, gates = folder / f"{size}-{kernel}.json", folder / f"{kernel}.json"
+            write_text(gates, forced(kernel))
+            say(f"{size}: {kernel}")
+            words = ["bench", str(file), "--on", "gpu", "-p", args.nt or nt, "-n", "0", "-r", "4", "-o", "record"]
+            out = _qwen(program, words, {"LADDER_GATES": str(gates), "LADDER_TRACE": str(trace)})
+            device = json_lines(out, "qwen bench")[0]["device"]
+            found += records_of(trace, ods)
+        file.unlink()
+    return device, found
 
 
-def records_of(trace: Path) -> list[Record]:
+def _qwen(program: Path, words: Sequence[str], variables: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        [str(program), *words],
+        cwd=ROOT,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **variables},
+    )
+    if done.returncode:
+        raise StepFailed(f"qwen {words[0]} ended with status {done.returncode} (the line above says why)")
+    return done.stdout
+
+
+def records_of(trace: Path, ods: Mapping[str, int] | None = None) -> list[Record]:
     """A trace's products as records: the median of every kernel, shape and number of rows.  A launch that multiplies
-    several matrices is one product with all of their rows."""
+    several matrices is one product with all of their rows; with `ods`, a matrix's rows, the record says how large
+    the smallest and the largest of them are.  Kernels that a product needs before and after it count as its own."""
     try:
         events = json.loads(read_text(trace))
     except json.JSONDecodeError as error:
         raise UserError(f"{shown(trace)}:{error.lineno}: not JSON: {error.msg}") from None
-    times: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)
+    times: dict[tuple[str, str, int, int, int, tuple[int, ...]], list[float]] = defaultdict(list)
+    before, last = 0.0, None
     for event in events:
         if event.get("cat") == "multiply":
             a = event["args"]
-            times[(event["name"], a["type"], a["nt"], a["od"], a["id"])].append(1e3 * event["dur"])
+            names = a.get("weights", "").split(" + ")
+            parts = tuple(sorted({ods[name] for name in names})) if ods else ()
+            last = times[(event["name"], a["type"], a["nt"], a["od"], a["id"], parts)]
+            last.append(1e3 * event["dur"] + before)
+            before = 0.0
+        elif event["name"] in CONVERSIONS:
+            before += 1e3 * event["dur"]
+        elif event["name"] in FINISHES and last:
+            last[-1] += 1e3 * event["dur"]
+        elif event.get("ph") == "X":
+            before, last = 0.0, None
     rung_of = {f"{t}_{kernel}": name.format(type=t) for kernel, name in RUNGS.items() for t in TYPES}
     found: list[Record] = []
-    for (name, type_, nt, od, id_), every_ns in times.items():
+    for (name, type_, nt, od, id_, parts), every_ns in times.items():
         if name in rung_of and len(every_ns) >= FEWEST:
             record: Record = {"rung": rung_of[name], "type": type_, "executor": "gpu", "mode": "cold"}
             record["shape"] = {"nt": nt, "od": od, "id": id_}
             record["time_ns"] = {"median": statistics.median(every_ns)}
+            if parts:
+                record["params"] = {"least_od": parts[0], "most_od": parts[-1]}
             found.append(record)
     return found
 
@@ -376,11 +492,13 @@ def command_tune(args: argparse.Namespace) -> int:
     for type_ in types:
         if type_ not in TYPES:
             raise one_of("type", type_, TYPES)
-    if args.measure or args.traces:
-        device, traces = measured(args) if args.measure else (args.device or "", args.traces)
+    if args.measure:
+        device, found = measured(args, types)
+    elif args.traces:
+        device = args.device or ""
         if not device:
             raise UserError("--traces: of which device? --device says it, such as nvidia-h200")
-        found = [record for trace in traces for record in records_of(trace)]
+        found = [record for trace in args.traces for record in records_of(trace)]
     elif args.records:
         found = [line.record for path in args.records for line in records.read_file(path)]
         device = args.device or next((r["device"] for r in found), "")
