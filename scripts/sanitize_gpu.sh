@@ -1,6 +1,14 @@
 #!/usr/bin/env bash
-# Runs every CUDA test under compute-sanitizer: memcheck, racecheck, initcheck, synccheck.
-# Usage: scripts/sanitize_gpu.sh [BUILD_FOLDER]   (default: build; the tests must be built: scripts/ladder test)
+# Runs the CUDA tests under compute-sanitizer: memcheck, racecheck, initcheck, synccheck. Every test case is a job of its
+# own, and several run side by side: the tool's own work is on the CPU.
+# Usage: scripts/sanitize_gpu.sh [--tool T,..] [--test NAME,..] [--jobs N] [--limit SECONDS] [--whole] [BUILD_FOLDER]
+#   --tool    only these of the four
+#   --test    only tests whose names have one of these in them (mmvq_tiles, attention, qwen_tales)
+#   --jobs    cases at a time (default: as many as there are CPUs)
+#   --limit   a case that takes longer is cut off, and counts as not passed (default: no limit)
+#   --whole   tests do all that they do without a sanitizer. Otherwise LADDER_SANITIZER=1 tells them to leave out their
+#             largest shapes and most repetitions: kernels run a hundred times slower here (under_sanitizer.hpp)
+# The folder is build unless given; the tests must be built there (scripts/ladder test).
 #
 # Test cases named "*broken*" are left out: they launch kernels with planted bugs. One of these bugs is a race in shared
 # memory, so racecheck must find it: a control that the tool sees anything at all.
@@ -10,16 +18,49 @@ set -euo pipefail
 shopt -s nullglob
 cd "$(dirname "$0")/.."
 stop() { echo "scripts/sanitize_gpu.sh: $1" >&2; exit 2; }
-[ $# -le 1 ] || stop "at most one argument, the build folder; $# were given"
-build=${1:-build}
+number() { [[ $2 =~ ^[1-9][0-9]*$ ]] || stop "$1: '$2' is not a whole number above 0"; }
+known=(racecheck memcheck initcheck synccheck)  # the slowest first
+tools=("${known[@]}") names=() jobs=$(nproc) limit='' build=''
+export LADDER_SANITIZER=1
+while [ $# -gt 0 ]; do
+  case $1 in
+    --tool | --test | --jobs | --limit)
+      [ $# -ge 2 ] || stop "$1 needs a value"
+      case $1 in
+        --tool) IFS=, read -ra tools <<< "$2" ;;
+        --test) IFS=, read -ra names <<< "$2" ;;
+        --jobs) number "$1" "$2"; jobs=$2 ;;
+        --limit) number "$1" "$2"; limit=$2 ;;
+      esac
+      shift
+      ;;
+    --whole) unset LADDER_SANITIZER ;;
+    -*) stop "no option '$1'; there are --tool, --test, --jobs, --limit, --whole" ;;
+    *)
+      [ -z "$build" ] || stop "one build folder at most, not $build and $1"
+      build=$1
+      ;;
+  esac
+  shift
+done
+build=${build:-build}
+for tool in "${tools[@]}"; do
+  [[ " ${known[*]} " == *" $tool "* ]] || stop "--tool: no tool '$tool'; there are ${known[*]}"
+done
 
 sanitizer=$(command -v compute-sanitizer || true)
 for found in /usr/local/cuda*/bin/compute-sanitizer /opt/nvidia/*/bin/compute-sanitizer; do
   [ -n "$sanitizer" ] || sanitizer=$found
 done
 [ -n "$sanitizer" ] || stop "no compute-sanitizer on PATH or in /usr/local/cuda*/bin; it comes with the CUDA Toolkit"
-tests=("$build"/test_*_cuda "$build"/chapters/test_*_cuda "$build"/chapters/*/test_*_cuda)
-[ ${#tests[@]} -gt 0 ] || stop "no test_*_cuda in $build; build first (scripts/ladder test)"
+tests=()
+for test in "$build"/test_*_cuda "$build"/chapters/test_*_cuda "$build"/chapters/*/test_*_cuda; do
+  wanted=${#names[@]}
+  for name in ${names[@]+"${names[@]}"}; do [[ $(basename "$test") != *"$name"* ]] || wanted=0; done
+  [ "$wanted" -ne 0 ] || tests+=("$test")
+done
+[ ${#tests[@]} -gt 0 ] || stop "no test_*_cuda${names[*]:+ of ${names[*]}} in $build; build first (scripts/ladder test)"
+mapfile -t tests < <(ls -S "${tests[@]}")  # large ones first: they tend to take long
 # Without a device a CUDA test skips itself with this status, and there is nothing to check.
 status=0
 "${tests[0]}" --list-test-cases > /dev/null 2>&1 || status=$?
@@ -28,50 +69,82 @@ status=0
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-# verdict TOOL NAME clean|dirty COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a
-# tool that never attached prints none. Leaves one line, and what it is about, in $logs/TOOL NAME.verdict.
+# verdict LOG clean|dirty COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a tool that
+# never attached prints none. Writes "passed" or what is wrong, and the seconds, to LOG.verdict.
 verdict() {
-  local tool=$1 name=$2 expected=$3 log="$logs/$1 $2" outcome=none status=0
-  shift 3
-  "$@" > "$log" 2>&1 || status=$?
+  local log=$1 expected=$2 outcome=none status=0 begin=$SECONDS
+  shift 2
+  ${limit:+timeout -k 5 "$limit"} "$@" > "$log" 2>&1 || status=$?
   if [ $status -eq 0 ] && grep -q 'SUMMARY: 0 ' "$log"; then
     outcome=clean
   elif grep -q 'SUMMARY: [1-9]' "$log"; then
     outcome=dirty
   fi
   if [ $outcome = "$expected" ]; then
-    printf '%-10s %-32s passed\n' "$tool" "$name" > "$log.verdict"
+    echo passed > "$log.verdict"
+  elif [ -n "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
+    echo "cut off after $limit s" > "$log.verdict"
   else
-    {
-      printf '%-10s %-32s FAILED (exit status %d, %s)\n' "$tool" "$name" "$status" \
-        "$(grep -m 1 'SUMMARY:' "$log" | tr -d = || true)"
-      grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$log" | cut -c -160 | sed 's/^/  /' || true
-    } > "$log.verdict"
+    echo "exit status $status,$(grep -m 1 "SUMMARY:" "$log" | tr -d = || true)" > "$log.verdict"
   fi
-  cat "$log.verdict"
+  echo $((SECONDS - begin)) >> "$log.verdict"
 }
-
-# The tool's own work is on the CPU, so several tests run side by side.
-jobs=$(($(nproc) / 2))
-[ $jobs -ge 1 ] || jobs=1
-check() {
-  while [ "$(jobs -rp | wc -l)" -ge $jobs ]; do wait -n || true; done
+start() {
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
   verdict "$@" &
 }
-for tool in memcheck racecheck initcheck synccheck; do
-  for test in "${tests[@]}"; do
-    check $tool "$(basename "$test")" clean \
-      "$sanitizer" --tool $tool --error-exitcode 1 "$test" "--test-case-exclude=*broken*"
+
+exclude="--test-case-exclude=*broken*"
+declare -A cases
+for test in "${tests[@]}"; do
+  count=$("$test" --count "$exclude" 2> /dev/null | grep -oE '[0-9]+ *$' | tail -1 || true)
+  cases[$test]=${count:-1}
+done
+for test in "${tests[@]}"; do
+  for tool in "${tools[@]}"; do
+    for ((i = 1; i <= cases[$test]; ++i)); do
+      start "$logs/$tool $(basename "$test") $i" clean \
+        "$sanitizer" --tool "$tool" --error-exitcode 1 "$test" "$exclude" --first=$i --last=$i
+    done
   done
 done
 planted="$build/chapters/test_vector_gemv_cuda"
-if [ -x "$planted" ]; then
-  check racecheck "planted race" dirty \
+if [[ " ${tools[*]} " == *" racecheck "* && " ${tests[*]} " == *" $planted "* ]]; then
+  start "$logs/racecheck planted race 1" dirty \
     "$sanitizer" --tool racecheck --error-exitcode 1 "$planted" "--test-case=*broken*"
 fi
 wait
 
-passed=$(cat "$logs"/*.verdict | grep -c ' passed$' || true)
-failed=$(cat "$logs"/*.verdict | grep -c ' FAILED (' || true)
-echo "$passed passed, $failed failed"
+# A line for each tool and test, and below it what is wrong.
+passed=0 failed=0
+report() {  # TOOL NAME CASES
+  local tool=$1 name=$2 seconds=0 longest=0 good=0 wrong="" i log
+  for ((i = 1; i <= $3; ++i)); do
+    log="$logs/$tool $name $i"
+    { read -r said; read -r took; } < "$log.verdict"
+    seconds=$((seconds + took))
+    [ "$took" -le "$longest" ] || longest=$took
+    if [ "$said" = passed ]; then
+      good=$((good + 1))
+    else
+      wrong+="  case $i: $said"$'\n'
+      wrong+=$(grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$log" | cut -c -160 | sed 's/^/    /' || true)
+      wrong+=$'\n'
+    fi
+  done
+  if [ "$good" -eq "$3" ]; then
+    passed=$((passed + 1))
+    printf '%-10s %-32s passed (%d cases, %d s, longest %d)\n' "$tool" "$name" "$3" "$seconds" "$longest"
+  else
+    failed=$((failed + 1))
+    printf '%-10s %-32s FAILED (%d of %d cases passed, %d s, longest %d)\n' "$tool" "$name" "$good" "$3" "$seconds" "$longest"
+    printf '%s' "$wrong" | grep -v '^$'
+  fi
+}
+for tool in "${tools[@]}"; do
+  for test in "${tests[@]}"; do report "$tool" "$(basename "$test")" "${cases[$test]}"; done
+done
+[ ! -e "$logs/racecheck planted race 1.verdict" ] || report racecheck "planted race" 1
+[ -z "${LADDER_SANITIZER:-}" ] || echo "without the largest shapes and most repetitions (--whole has them)"
+echo "$passed passed, $failed failed, $SECONDS s"
 [ "$failed" -eq 0 ]

@@ -8,6 +8,7 @@
 #include "chapters/05-tiled-gemm/tiled_gemm.cu"
 #include "chapters/05-tiled-gemm/wrong/wrong_kernels.cuh"
 #include "harness/device/doctest_main.hpp"
+#include "harness/device/under_sanitizer.hpp"
 #include "harness/experiment/testing.hpp"
 
 using namespace ladder;
@@ -67,7 +68,7 @@ TEST_CASE("every rung is right at every shape") {
     shapes.push_back(s);
   }
   Context ctx = testing::context_on(kDeviceExecutor);
-  if (kDeviceExecutor == Executor::gpu) {
+  if (kDeviceExecutor == Executor::gpu && !under_sanitizer()) {
     // Several times as many tiles as multiprocessors, and a long k: blocks that do not start at once, stages that wrap.
     shapes.push_back({512, 18944, 3584});
     shapes.push_back({2048, 2048, 2048});
@@ -84,10 +85,11 @@ TEST_CASE("every number of tokens to 130") {
     chapter.rungs.push_back(find_rung(chapter_05(), id));
   }
   std::vector<Shape> shapes;
-  for (long long nt = 1; nt <= 130; ++nt) shapes.push_back({nt, 2 * (nt % 7) + 1, 32 * (2 * (nt % 2) + 1)});
+  for (long long nt = 1; nt <= 130; nt += under_sanitizer() ? 7 : 1)
+    shapes.push_back({nt, 2 * (nt % 7) + 1, 32 * (2 * (nt % 2) + 1)});
   int checked = 0;
   for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
-  CHECK(checked == 4 * 130);
+  CHECK(checked == 4 * static_cast<int>(shapes.size()));
 }
 
 TEST_CASE("a token's result is the same bits alone and in company, and in every run") {

@@ -22,6 +22,7 @@
 #include "chapters/09-qwen/engine.hpp"
 #include "chapters/09-qwen/gguf.hpp"
 #include "chapters/09-qwen/model.hpp"
+#include "harness/device/under_sanitizer.hpp"
 #include "harness/experiment/mix_bits.hpp"
 
 namespace {
@@ -45,7 +46,7 @@ std::unique_ptr<Engine> make_engine(const Model& model, const EngineOptions& opt
   return make_device_engine(model, options);
 }
 /// The emulator takes a quarter of a second for a token: it does a part, which has every kernel in it.
-bool in_parts() { return std::string(device_executor()) == "emulator"; }
+bool in_parts() { return std::string(device_executor()) == "emulator" || under_sanitizer(); }
 #else
 std::unique_ptr<Engine> make_engine(const Model& model, const EngineOptions& options) {
   return make_cpu_engine(model, options);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "harness/device/doctest_main.hpp"
+#include "harness/device/under_sanitizer.hpp"
 #include "harness/experiment/qwen_shapes.hpp"
 #include "harness/experiment/testing.hpp"
 #include "kernels/gemm/acts_f16.cuh"
@@ -141,6 +142,8 @@ TEST_CASE("a real layer's rows, divided as planned") {
   Context ctx = testing::context_on(kDeviceExecutor);
   Workspace workspace;
   const WeightType type = WeightType::q4_k;
+  std::vector<Shape> at = {{9, 3584, 3584}, {65, 4608, 3584}};
+  if (!under_sanitizer()) at.insert(at.end(), {{512, 3584, 3584}, {512, 3584, 18944}, {200, 18944, 3584}});
   const int checked = check_type(
       type,
       [&](const void* w, const void* x, float* out, Shape s, Stream& stream) {
@@ -149,8 +152,8 @@ TEST_CASE("a real layer's rows, divided as planned") {
                                        gemm_tiles_plan(type, s, multiprocessor_count()), workspace.get(),
                                        stream);
       },
-      {{9, 3584, 3584}, {65, 4608, 3584}, {512, 3584, 3584}, {512, 3584, 18944}, {200, 18944, 3584}}, ctx);
-  CHECK(checked == 5);
+      at, ctx);
+  CHECK(checked == static_cast<int>(at.size()));
   CHECK(workspace.flags_are_clear());
 }
 

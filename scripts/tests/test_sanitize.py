@@ -10,16 +10,26 @@ from tests.support import ProjectCase
 
 SANITIZER = """\
 #!/bin/sh
-# $2 is the tool. The broken kernels have a race; the rest is as FAKE says.
+# $2 is the tool. The broken kernels have a race; the rest is as FAKE says: a tool finds something in the last case.
 case "$*" in
   *--test-case=*) echo "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"; exit 1 ;;
 esac
 if [ "$FAKE" = mute ]; then exit 0; fi
-if [ "$FAKE" = "$2" ]; then
+if [ "$FAKE" = slow ]; then exec sleep 30; fi
+if [ "$FAKE" = env ]; then echo "ERROR told: '$LADDER_SANITIZER'"; exit 1; fi
+case "$*" in *--first=2*) last=yes ;; esac
+if [ "$FAKE" = "$2" ] && [ "$last" = yes ]; then
   echo "========= Invalid __global__ read of size 4 bytes"; echo "========= ERROR SUMMARY: 3 errors"; exit 1
 fi
 echo "========= ERROR SUMMARY: 0 errors"
 """
+
+
+TEST = """\
+#!/bin/sh
+if [ "$1" = --count ]; then echo "[doctest] unskipped test cases passing the current filters: 2"; fi
+"""
+TOOLS = ["racecheck", "memcheck", "initcheck", "synccheck"]
 
 
 class Sanitize(ProjectCase):
@@ -27,7 +37,7 @@ class Sanitize(ProjectCase):
         super().setUp()
         self.test = self.root / "build" / "chapters" / "test_vector_gemv_cuda"
         self.tool = self.root / "bin" / "compute-sanitizer"
-        for path, text in ((self.test, "#!/bin/sh\nexit 0\n"), (self.tool, SANITIZER)):
+        for path, text in ((self.test, TEST), (self.tool, SANITIZER)):
             path.parent.mkdir(parents=True)
             path.write_text(text)
             path.chmod(0o755)
@@ -45,31 +55,54 @@ class Sanitize(ProjectCase):
         done = self.run_it()
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         lines = done.stdout.splitlines()
-        self.assertEqual(
-            [line.split()[0] for line in lines[:-1]], ["memcheck", "racecheck", "initcheck", "synccheck", "racecheck"]
-        )
-        self.assertEqual(lines[-1], "5 passed, 0 failed")
+        self.assertEqual([line.split()[0] for line in lines[:-2]], [*TOOLS, "racecheck"])
+        self.assertRegex(lines[0], r"^racecheck +test_vector_gemv_cuda +passed \(2 cases, ")
+        self.assertIn("--whole", lines[-2])
+        self.assertRegex(lines[-1], r"^5 passed, 0 failed, \d+ s$")
 
     def test_an_error_fails(self):
         done = self.run_it("initcheck")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stdout, r"initcheck +test_vector_gemv_cuda +FAILED \(exit status 1,")
+        self.assertRegex(done.stdout, r"initcheck +test_vector_gemv_cuda +FAILED \(1 of 2 cases passed")
+        self.assertIn("case 2: exit status 1, ERROR SUMMARY: 3 errors", done.stdout)
         self.assertIn("Invalid __global__ read", done.stdout)
-        self.assertEqual(done.stdout.splitlines()[-1], "4 passed, 1 failed")
+        self.assertRegex(done.stdout.splitlines()[-1], "^4 passed, 1 failed")
 
     def test_a_tool_that_says_nothing_fails(self):
         done = self.run_it("mute")
-        self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 4 failed")
+        self.assertRegex(done.stdout.splitlines()[-1], "^1 passed, 4 failed")
+
+    def test_a_part(self):
+        done = self.run_it("initcheck", "--tool", "memcheck,synccheck", "--test", "gemv", "--jobs", "1")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()[:-2]], ["memcheck", "synccheck"])
+        self.assert_usage_error(self.run_it("", "--test", "attention"), "no test_*_cuda of attention in build")
+        self.assert_usage_error(self.run_it("", "--tool", "leakcheck"), "no tool 'leakcheck'; there are racecheck")
+
+    def test_what_takes_too_long_is_cut_off(self):
+        done = self.run_it("slow", "--tool", "memcheck", "--limit", "1")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("case 1: cut off after 1 s", done.stdout)
+
+    def test_tests_are_told(self):
+        for words, value in (((), "1"), (("--whole",), "")):
+            done = self.run_it("env", "--tool", "memcheck", *words)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"ERROR told: '{value}'", done.stdout)
+            self.assertEqual("largest shapes" in done.stdout, value == "1")
 
     def test_an_unseen_race_fails(self):
         self.tool.write_text(
             SANITIZER.replace("1 hazard displayed", "0 hazards displayed").replace("exit 1 ;;", "exit 0 ;;")
         )
         done = self.run_it()
-        self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (1, "4 passed, 1 failed"))
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout.splitlines()[-1], "^4 passed, 1 failed")
 
     def test_what_stops_it_is_one_line(self):
-        self.assert_usage_error(self.run_it("", "a", "b"), "at most one")
+        self.assert_usage_error(self.run_it("", "a", "b"), "one build folder")
+        self.assert_usage_error(self.run_it("", "--limit", "x"), "--limit: 'x' is not")
+        self.assert_usage_error(self.run_it("", "--frob"), "no option '--frob'")
         self.assert_usage_error(self.run_it("", "nowhere"), "no test_*_cuda in nowhere")
         self.test.write_text("#!/bin/sh\nexit 77\n")
         self.assert_usage_error(self.run_it(), "no CUDA device")
