@@ -13,9 +13,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from tests.support import ROOT
+from tests.support import ROOT, has_package
 from tests.test_qwen import MODEL, QWEN, missing
-from workbook import ab, cli, tune
+from workbook import ab, cli, records, tune
 from workbook.common import UserError
 
 
@@ -270,6 +270,29 @@ elif words[0] == "bench":
 '''
 
 
+AB_PROGRAM = """\
+#!/usr/bin/env python3
+import json, os, sys
+
+words, switched = sys.argv[1:], os.environ.get("LADDER_MMQ") == "0"
+value = lambda name: words[words.index(name) + 1]
+if words[0] == "explain":
+    print(json.dumps({"dispatch": []}))
+elif words[0] == "bench":
+    for test in ("pp512", "tg64"):
+        record = {"schema": 1, "rung": "engine", "executor": "gpu", "device": "nvidia-test", "test": test}
+        record["model"] = {"size": "1B", "file_type": "Q4_0", "bytes_per_token": 1000}
+        record["tokens_per_s"] = {"mean": 200.0 if switched else 100.0, "stddev": 0, "samples": [1.0]}
+        print(json.dumps(record))
+elif words[0] == "logits":
+    nt = int(value("-b"))
+    args = {"weights": "blk.0.attn_q.weight", "nt": nt, "od": 8, "id": 4}
+    name, us = ("fast", 10) if switched else ("slow", 40)
+    events = [{"name": name, "cat": "multiply", "ph": "X", "dur": us, "args": args}]
+    json.dump(events * (1 + value("--rows").count(",")), open(os.environ["LADDER_TRACE"], "w"))
+"""
+
+
 class Measured(unittest.TestCase):
     def test_small_and_large_matrices_have_borders_of_their_own(self) -> None:
         with tempfile.TemporaryDirectory(prefix="tune-test-") as name:
@@ -323,6 +346,72 @@ class Experiments(unittest.TestCase):
         self.assertTrue(changed)
         self.assertTrue(all(line[2] == "512" for line in changed))
         self.assertEqual(ab.changed_kernels(QWEN, MODEL, {"LADDER_NO_Q40_MMVQ": "1"}), [])
+
+    def test_what_moved(self) -> None:
+        def event(name: str, us: float, **more: object) -> dict:
+            return {"name": name, "cat": "multiply" if "od" in more else "other", "ph": "X", "dur": us, "args": more}
+
+        product = {"weights": "blk.0.attn_q.weight + blk.0.attn_k.weight", "nt": 1, "od": 8, "id": 4}
+        events = [event("m", us, **product) for us in (500, 10, 12, 11)]  # the first one loads the kernel
+        events += [event("quantize", 3, nt=1, width=4), {"name": "process_name", "ph": "M", "args": {}}]
+        a = ab.pass_of(events, 2)
+        self.assertEqual(
+            a,
+            {
+                ("m", "attn_q + attn_k [8, 4]", 1): ab.Launched(2, 22),
+                ("quantize", "rows of 4", 1): ab.Launched(0.5, 1.5),
+            },
+        )
+        b = {
+            ("m", "attn_q + attn_k [8, 4]", 1): ab.Launched(2, 23),
+            ("f", "attn_q + attn_k [8, 4]", 1): ab.Launched(1, 5),
+        }
+        self.assertEqual([kernel for kernel, *_ in ab.moved(a, b, timed=True)], ["quantize", "f"])
+        b[("m", "attn_q + attn_k [8, 4]", 1)] = ab.Launched(2, 30)
+        self.assertEqual([kernel for kernel, *_ in ab.moved(a, b, timed=True)], ["m", "quantize", "f"])
+        self.assertEqual([kernel for kernel, *_ in ab.moved(a, b, timed=False)], ["quantize", "f"])
+        text = ab.trace_table("a token", a, b, timed=True)
+        self.assertRegex(text, r"\| m +\| attn_q \+ attn_k \[8, 4\] \| +1 \| +2 \| +2 \| +22.0 \| +30.0 \|")
+        self.assertRegex(text, r"all launches .* 2.5 \| +3 \| +23.5 \| +35.0 \|$")
+
+    def ladder_ab(self, *words: str, status: int = 0) -> str:
+        """A run with a stand-in whose switch doubles the speed and changes a kernel."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.object(ab.build, "built_qwen", return_value=self.program),
+            mock.patch.object(ab.run, "prepare", return_value=self.program.parent),
+            mock.patch.object(ab.engine, "resolve", side_effect=lambda _, model: Path(model.replace(":", "-"))),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            self.assertEqual(cli.main(["ab", *words, "--no-build"]), status, err.getvalue())
+        return out.getvalue() + err.getvalue()
+
+    @unittest.skipUnless(has_package("matplotlib"), "matplotlib is not here")
+    def test_a_run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="ab-test-") as name:
+            self.program = Path(name) / "qwen"
+            self.program.write_text(AB_PROGRAM)
+            self.program.chmod(0o755)
+            plot = Path(name) / "plot.svg"
+            text = self.ladder_ab("mmq_off", "--on", "gpu", "-r", "2", "-o", str(plot), "--runs", name)
+            self.assertRegex(text, r"\| pp512 \| +100.0 \| +200.0 \| +2.000 \|")
+            self.assertRegex(text, r"\| slow +\| attn_q \[8, 4\] \| +512 \| +1 \| +0 \| +40.0 \| +0.0 \|")
+            self.assertRegex(text, r"\| fast +\| attn_q \[8, 4\] \| +512 \| +0 \| +1 \|")
+            self.assertIn("</svg>", plot.read_text())
+            lines = [line.record for line in records.read_file(Path(name) / "nvidia-test" / "09-qwen.jsonl")]
+            self.assertEqual([r["params"]["switch"] for r in lines], ["none", "none", "LADDER_MMQ=0", "LADDER_MMQ=0"])
+            self.assertEqual(lines[2]["tokens_per_s"]["samples"], [200.0, 200.0])
+            self.assertEqual({r["rung"] for r in lines}, {"engine_ab"})
+            plot.unlink()
+            text = self.ladder_ab("mmq_off", "--on", "emulator", "-o", str(plot))
+            self.assertIn("no clock", text)
+            self.assertRegex(text, r"\| slow +\| attn_q \[8, 4\] \| +12 \| +1 \| +0 \|\n")
+            self.assertTrue(plot.exists())
+            text = self.ladder_ab("baseline", "--on", "gpu", "-o", str(plot))
+            self.assertRegex(text, r"\| slow +\| attn_q \[8, 4\] \| +1 \| +1 \| +40.0 \|")
+            self.assertIn("must end in .svg or .png", self.ladder_ab("mmq_off", "-o", "plot.jpg", status=2))
+            self.assertIn("did you mean mmq_off?", self.ladder_ab("mmq_of", status=2))
 
     def compare_llama(self, path: str, status: int) -> tuple[str, str]:
         out, err = io.StringIO(), io.StringIO()

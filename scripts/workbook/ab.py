@@ -1,23 +1,33 @@
-"""A/B runs of the final program: the same model with and without one switch, in turns; and against llama-bench."""
+"""A/B runs of the final program: the same model with and without one switch, in turns, what the switch moved in the
+trace, and a plot of both; and runs against llama-bench."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
 import shutil
 import statistics
 import subprocess
+import sys
+import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import build, engine, run
-from .common import ROOT, StepFailed, UserError, markdown_table, one_of, say
+from . import build, engine, records, run, setup
+from .common import ROOT, StepFailed, UserError, json_lines, markdown_table, one_of, read_text, say, shown
+from .records import Record
 
-Record = dict[str, Any]
+RUNG = "engine_ab"  # of the records
+TALES = "data/models/tales-f16.gguf"  # quantized, it stands for a larger model where there is no GPU
+EMULATED_PROMPT = 12  # tokens: more than eight, so that the kernels of prompts take it
+TRACED_TOKENS = 4
+MOVED = 0.1  # of a time: less is noise of a trace
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Experiment:
 
 
 EXPERIMENTS = {
+    "baseline": Experiment({}, "0.5b:Q4_0", "what runs without any switch: pp are prompts' kernels, tg decoding's"),
     "q40_mmvq": Experiment(
         {"LADDER_NO_Q40_MMVQ": "1"}, "0.5b:Q4_0", "Q4_0 decodes with f32 activations: tg moves, the bytes do not"
     ),
@@ -65,7 +76,17 @@ def add_ab(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--n-prompt", default="512", metavar="N,..", help="tokens of prompts (512)")
     parser.add_argument("-n", "--n-gen", default="64", metavar="N,..", help="tokens to generate (64)")
     parser.add_argument("-r", "--rounds", type=run.positive, default=3, metavar="N", help="runs of each, in turns (3)")
-    parser.add_argument("--explain", action="store_true", help="only say which kernels change; needs no GPU")
+    parser.add_argument(
+        "--on",
+        choices=("gpu", "emulator"),
+        help="where to run (default: the GPU if there is one). The emulator has no clock: it counts launches, of the "
+        "bundled model unless --model says otherwise",
+    )
+    parser.add_argument("--explain", action="store_true", help="only say which kernels change; runs nothing")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a .svg or .png (default: both, in build/plots)"
+    )
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="add the speeds to this folder, such as data/runs")
     run.add_build_options(parser)
     parser.set_defaults(do=command_ab)
 
@@ -109,25 +130,87 @@ def changed_kernels(program: Path, file: Path, variables: Mapping[str, str]) -> 
 
 
 def once(
-    program: Path, file: Path, args: argparse.Namespace, on: str, variables: Mapping[str, str]
-) -> dict[str, float]:
-    """One run of `qwen bench`: test -> tokens/s."""
-    done = subprocess.run(
-        [str(program), "bench", str(file), "--on", on, "-r", "1", "-p", args.n_prompt, "-n", args.n_gen, "-o", "jsonl"],
-        cwd=ROOT,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **variables},
-    )
-    if done.returncode:
-        raise StepFailed(f"qwen bench ended with status {done.returncode} (the line above says why)")
-    rates = {}
-    for line in done.stdout.splitlines():
-        found = json.loads(line)
-        name = f"pp{found['n_prompt']}" if found["n_prompt"] else f"tg{found['n_gen']}"
-        rates[name] = float(found["avg_ts"])
-    return rates
+    program: Path, file: Path, args: argparse.Namespace, on: str, variables: Mapping[str, str], form: str = "jsonl"
+) -> list[Record]:
+    """One run of `qwen bench`, a result a test."""
+    words = ["bench", str(file), "--on", on, "-r", "1", "-p", args.n_prompt, "-n", args.n_gen, "-o", form]
+    return json_lines(engine.output(program, words, variables), "qwen bench")
+
+
+def rates_of(found: Sequence[Record]) -> dict[str, float]:
+    """Test -> tokens/s, from llama-bench's fields."""
+    return {f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}": float(r["avg_ts"]) for r in found}
+
+
+# --- what moved in the trace ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Launches of one kernel with one shape, in a pass."""
+
+    count: float
+    us: float  # all of them together
+
+
+# What a launch is: kernel, matrices or width, token rows.
+Launch = tuple[str, str, int]
+Pass = dict[Launch, Launched]
+
+
+def traced(program: Path, file: Path, on: str, tokens: int, batch: int, variables: Mapping[str, str]) -> Pass:
+    """A pass of `batch` tokens, as the mean of several: tokens go in pieces, with the logits of each one's last."""
+    ids = ",".join(str(1 + i % 200) for i in range(tokens))
+    rows = ",".join(str(i) for i in range(batch - 1, tokens, batch))
+    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
+        trace = Path(folder) / "trace.json"
+        words = ["logits", str(file), "--tokens", ids, "--rows", rows, "-b", str(batch), "-c", str(tokens)]
+        engine.output(program, [*words, "--on", on], {**variables, "LADDER_TRACE": str(trace)})
+        return pass_of(json.loads(read_text(trace)), tokens // batch)
+
+
+def pass_of(events: Sequence[Mapping[str, Any]], passes: int) -> Pass:
+    """Launches by kernel and shape.  A time is the median's times the count: the first launch also loads its kernel."""
+    times: dict[Launch, list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        a = event["args"]
+        if event["cat"] == "multiply":
+            roles = " + ".join(n.removesuffix(".weight").split(".")[-1] for n in a["weights"].split(" + "))
+            what = f"{roles} [{a['od']}, {a['id']}]"
+        else:
+            what = f"rows of {a['width']}" if "width" in a else ""
+        times[(event["name"], what, a["nt"])].append(event["dur"])
+    return {k: Launched(len(us) / passes, statistics.median_low(us) * len(us) / passes) for k, us in times.items()}
+
+
+def moved(a: Pass, b: Pass, timed: bool) -> list[Launch]:
+    """Launches whose number differs, or whose time does by more than noise."""
+    none = Launched(0, 0)
+
+    def differs(launch: Launch) -> bool:
+        before, after = a.get(launch, none), b.get(launch, none)
+        return before.count != after.count or (timed and abs(after.us - before.us) > MOVED * max(after.us, before.us))
+
+    return [launch for launch in {**a, **b} if differs(launch)]
+
+
+def trace_table(name: str, a: Pass, b: Pass | None, timed: bool) -> str:
+    """The launches of a pass, or with `b` those that moved; and the sum of all."""
+    head = [name, "of", "nt", *(["launches"] if b is None else ["without", "with"])]
+    if timed:
+        head += ["us"] if b is None else ["us without", "us with"]
+    sides = [a] if b is None else [a, b]
+    shown_launches = list(a) if b is None else moved(a, b, timed)
+    rows = []
+    for kernel, what, nt in shown_launches:
+        found = [side.get((kernel, what, nt), Launched(0, 0)) for side in sides]
+        row = [kernel, what, str(nt), *(f"{f.count:g}" for f in found)]
+        rows.append(row + [f"{f.us:.1f}" for f in found if timed])
+    total = ["all launches", "", "", *(f"{sum(f.count for f in side.values()):g}" for side in sides)]
+    rows.append(total + [f"{sum(f.us for f in side.values()):.1f}" for side in sides if timed])
+    return markdown_table(head, rows, range(2, len(head)))
 
 
 def ratios(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], names: tuple[str, str]) -> str:
@@ -138,6 +221,18 @@ def ratios(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], n
             first, second = statistics.median(a[test]), statistics.median(b[test])
             rows.append([test, f"{first:.1f}", f"{second:.1f}", f"{second / first:.3f}"])
     return markdown_table(["test", f"{names[0]}, tokens/s", f"{names[1]}, tokens/s", "ratio"], rows, right=(1, 2, 3))
+
+
+Rates = dict[str, list[float]]
+
+
+def record_of(template: Record, samples: Sequence[float], name: str, switch: str) -> Record:
+    """A record of one side of an experiment."""
+    deviation = statistics.stdev(samples) if len(samples) > 1 else 0.0
+    kept = {k: template[k] for k in ("schema", "executor", "device", "model", "test")}
+    params = {**template.get("params", {}), "experiment": name, "switch": switch or "none"}
+    speed = {"mean": statistics.fmean(samples), "stddev": deviation, "samples": list(samples)}
+    return {**kept, "rung": RUNG, "params": params, "tokens_per_s": speed}
 
 
 def switch_of(experiment: Experiment) -> str:
@@ -151,29 +246,93 @@ def command_ab(args: argparse.Namespace) -> int:
         return 0
     if args.name not in EXPERIMENTS:
         raise one_of("experiment", args.name, EXPERIMENTS)
+    if args.output is not None and args.output.suffix not in (".svg", ".png"):
+        raise UserError(f"-o {args.output}: the name must end in .svg or .png")
+    if not args.explain and importlib.util.find_spec("matplotlib") is None:
+        setup.rerun_in_venv(sys.argv[1:])
     experiment = EXPERIMENTS[args.name]
     folder = run.prepare(args)
-    program = build.built_qwen(folder, None)
-    file = engine.resolve(program, args.model or experiment.model)
-    print(f"{switch_of(experiment)}: {experiment.text}\n")
-    changed = changed_kernels(program, file, experiment.variables)
-    print(
-        markdown_table(["matrix", "type", "nt", "without", "with"], changed, right=(2,))
-        if changed
-        else "No kernel of a multiplication changes."
-    )
+    on = args.on or ("gpu" if args.explain or any(c.gpu_device for c in build.chapters(folder)[:1]) else "emulator")
+    program = build.built_qwen(folder, None if args.explain and build.qwen(folder).exists() else on)
+    file = engine.resolve(program, args.model or model_for(experiment, on))
+    print(f"{switch_of(experiment) or 'no switch'}: {experiment.text}\n")
+    if experiment.variables:
+        changed = changed_kernels(program, file, experiment.variables)
+        head = ["matrix", "type", "nt", "without", "with"]
+        print(markdown_table(head, changed, right=(2,)) if changed else "No kernel of a multiplication changes.")
     if args.explain:
         return 0
-    program = build.built_qwen(folder, "gpu")
-    a: dict[str, list[float]] = {}
-    b: dict[str, list[float]] = {}
+    sides = [{}, experiment.variables] if experiment.variables else [{}]
+    rates, made = speeds(program, file, args, sides) if on == "gpu" else ([{}] * len(sides), [])
+    if on == "gpu":
+        print("\n" + (ratios(rates[0], rates[1], ("without", "with")) if len(sides) > 1 else speed_table(rates[0])))
+    else:
+        print("\nThe emulator has no clock: launches are counted, and no speed is measured.")
+    prompt = int(args.n_prompt.split(",")[0]) if on == "gpu" else EMULATED_PROMPT
+    say(f"{args.name}: traces")
+    passes: dict[str, list[Pass]] = {}
+    for name, tokens, batch in ((f"a prompt of {prompt}", 2 * prompt, prompt), ("a token", TRACED_TOKENS, 1)):
+        passes[name] = [traced(program, file, on, tokens, batch, variables) for variables in sides]
+        first, *second = passes[name]
+        print("\n" + trace_table(name, first, second[0] if second else None, on == "gpu"))
+    draw(args, experiment, file, rates, passes, on)
+    if args.runs:
+        clocks: Record = {}
+        engine.add(records.annotate(made, {}, command_line(args), build.toolchain("gpu", folder), clocks), args.runs)
+    return 0
+
+
+def model_for(experiment: Experiment, on: str) -> str:
+    return experiment.model if on == "gpu" else f"{TALES}:{experiment.model.partition(':')[2]}"
+
+
+def command_line(args: argparse.Namespace) -> str:
+    words = ["scripts/ladder", "ab", args.name, *(["--model", args.model] if args.model else [])]
+    return shlex.join([*words, "-p", args.n_prompt, "-n", args.n_gen, "-r", str(args.rounds)])
+
+
+def speeds(
+    program: Path, file: Path, args: argparse.Namespace, sides: Sequence[Mapping[str, str]]
+) -> tuple[list[Rates], list[Record]]:
+    """Tokens/s of each side, taken in turns, and the records of both."""
+    templates: list[dict[str, Record]] = [{} for _ in sides]
+    rates: list[Rates] = [defaultdict(list) for _ in sides]
     for turn in range(args.rounds):
         say(f"{args.name}: round {turn + 1} of {args.rounds}")
-        for rates, variables in ((a, {}), (b, experiment.variables)):
-            for test, rate in once(program, file, args, "gpu", variables).items():
-                rates.setdefault(test, []).append(rate)
-    print("\n" + ratios(a, b, ("without", "with")))
-    return 0
+        for side, variables in enumerate(sides):
+            for found in once(program, file, args, "gpu", variables, "record"):
+                templates[side][found["test"]] = found
+                rates[side][found["test"]].append(found["tokens_per_s"]["mean"])
+    made = []
+    for side, variables in enumerate(sides):
+        switch = " ".join(f"{name}={value}" for name, value in variables.items())
+        made += [record_of(templates[side][test], r, args.name, switch) for test, r in rates[side].items()]
+    return rates, made
+
+
+def speed_table(rates: Mapping[str, Sequence[float]]) -> str:
+    return markdown_table(
+        ["test", "tokens/s"], [[test, f"{statistics.median(r):.1f}"] for test, r in rates.items()], right=(1,)
+    )
+
+
+def draw(
+    args: argparse.Namespace,
+    experiment: Experiment,
+    file: Path,
+    rates: Sequence[Rates],
+    passes: Mapping[str, Sequence[Pass]],
+    on: str,
+) -> None:
+    from . import ab_plot
+
+    switch = switch_of(experiment)
+    title = f"{args.name}: {file.stem}" + (f", without and with {switch}" if switch else "")
+    figure = ab_plot.draw(title, rates, passes, on == "gpu")
+    plots = ROOT / "build" / "plots"
+    for target in [args.output] if args.output else [plots / f"ab-{args.name}{suffix}" for suffix in (".svg", ".png")]:
+        ab_plot.save(figure, target)
+        print(shown(target))
 
 
 def command_compare_llama(args: argparse.Namespace) -> int:
@@ -191,17 +350,13 @@ def command_compare_llama(args: argparse.Namespace) -> int:
     theirs: dict[str, list[float]] = {}
     for turn in range(args.rounds):
         say(f"round {turn + 1} of {args.rounds}")
-        for test, rate in once(program, file, args, args.on or "auto", {}).items():
+        for test, rate in rates_of(once(program, file, args, args.on or "auto", {})).items():
             mine.setdefault(test, []).append(rate)
         call = [peer, "-m", str(file), "-p", args.n_prompt, "-n", args.n_gen, "-r", "1", "-ngl", layers, "-o", "jsonl"]
         done = subprocess.run(call, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         if done.returncode:
             raise StepFailed(f"{shlex.join(call)} ended with status {done.returncode}")
-        for line in done.stdout.splitlines():
-            if not line.strip():
-                continue
-            found = json.loads(line)
-            name = f"pp{found['n_prompt']}" if found["n_prompt"] else f"tg{found['n_gen']}"
-            theirs.setdefault(name, []).append(float(found["avg_ts"]))
+        for test, rate in rates_of(json_lines(done.stdout, "llama-bench")).items():
+            theirs.setdefault(test, []).append(rate)
     print(ratios(theirs, mine, ("llama-bench", "qwen bench")))
     return 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import build, records, run
@@ -83,13 +84,21 @@ def resolve(program: Path, model: str) -> Path:
     return out
 
 
+def output(program: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """What the program prints, with `variables` added to its environment."""
+    command = [str(program), *arguments]
+    env = {**os.environ, **(variables or {})}
+    done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, env=env)
+    if done.returncode:
+        raise StepFailed(f"qwen {arguments[0]} ended with status {done.returncode} (the line above says why)")
+    return done.stdout
+
+
 def call(program: Path, arguments: Sequence[str], gpu: bool) -> tuple[str, Record]:
     """What the program prints, and the GPU's clocks meanwhile."""
     with run.watched_clocks() if gpu else contextlib.nullcontext({}) as clocks:
-        done = subprocess.run([str(program), *arguments], cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE)
-    if done.returncode:
-        raise StepFailed(f"qwen {arguments[0]} ended with status {done.returncode} (the line above says why)")
-    return done.stdout, dict(clocks)
+        text = output(program, arguments)
+    return text, dict(clocks)
 
 
 def bench(program: Path, file: Path, args: argparse.Namespace) -> tuple[list[Record], Record]:

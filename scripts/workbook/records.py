@@ -191,7 +191,7 @@ def problems(record: Record, committed: bool = False) -> list[str]:
 
 def needs_source(record: Record) -> bool:
     """Peers and whole-model runs are not one anchored kernel; everything else must carry its source's hash."""
-    return "peer" not in record and record.get("rung") != "engine"
+    return "peer" not in record and record.get("rung") not in ("engine", "engine_ab")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

@@ -12,17 +12,15 @@ import datetime
 import itertools
 import json
 import math
-import os
 import statistics
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import build, records, run
-from .common import ROOT, StepFailed, UserError, json_lines, markdown_table, one_of, read_text, say, shown, write_text
+from . import build, engine, records, run
+from .common import ROOT, UserError, json_lines, markdown_table, one_of, read_text, say, shown, write_text
 from .records import Record
 
 GATES = ROOT / "data" / "gates"
@@ -420,34 +418,21 @@ def measured(args: argparse.Namespace, types: Sequence[str]) -> tuple[str, list[
         file = folder / f"{size}.gguf"
         words = ["synthetic", size, "q8_0", str(file), "--layer-types", ",".join(types)]
         say(f"making a model of {size}'s shapes, a layer of each type")
-        _qwen(program, words, {})
+        engine.output(program, words)
         ods = {
-            m["tensor"]: m["od"] for m in json.loads(_qwen(program, ["explain", str(file), "--json"], {}))["dispatch"]
+            m["tensor"]: m["od"]
+            for m in json.loads(engine.output(program, ["explain", str(file), "--json"]))["dispatch"]
         }
         for kernel, nt in NT.items():
             trace, gates = folder / f"{size}-{kernel}.json", folder / f"{kernel}.json"
             write_text(gates, forced(kernel))
             say(f"{size}: {kernel}")
             words = ["bench", str(file), "--on", "gpu", "-p", args.nt or nt, "-n", "0", "-r", "4", "-o", "record"]
-            out = _qwen(program, words, {"LADDER_GATES": str(gates), "LADDER_TRACE": str(trace)})
+            out = engine.output(program, words, {"LADDER_GATES": str(gates), "LADDER_TRACE": str(trace)})
             device = json_lines(out, "qwen bench")[0]["device"]
             found += records_of(trace, ods)
         file.unlink()
     return device, found
-
-
-def _qwen(program: Path, words: Sequence[str], variables: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        [str(program), *words],
-        cwd=ROOT,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **variables},
-    )
-    if done.returncode:
-        raise StepFailed(f"qwen {words[0]} ended with status {done.returncode} (the line above says why)")
-    return done.stdout
 
 
 def records_of(trace: Path, ods: Mapping[str, int] | None = None) -> list[Record]:
