@@ -19,11 +19,11 @@ using namespace ladder;
 using namespace ladder::dispatch;
 
 constexpr const char* kHelp =
-    "usage: dispatch [--type T,..] [--size S] [--layer L,..] [--nt N,..] [--device SLUG] [--gates G] "
+    "usage: dispatch [--type T,..] [--size S,..] [--layer L,..] [--nt N,..] [--device SLUG] [--gates G] "
     "[--exact] [--reasons] "
-    "[--table]\n"
+    "[--table | --borders G,..]\n"
     "  --type T,..     types of the weights (q4_0)\n"
-    "  --size S        of the model: 0.5b 1.5b 3b 7b 14b 32b 72b (0.5b)\n"
+    "  --size S,..     of the models: 0.5b 1.5b 3b 7b 14b 32b 72b (0.5b)\n"
     "  --layer L,..    of these matrices alone: attn_q, ffn_down, ... (all)\n"
     "  --nt N,..       numbers of token rows (1,8,9,512)\n"
     "  --device SLUG   a file of data/devices (nvidia-h200)\n"
@@ -31,6 +31,9 @@ constexpr const char* kHelp =
     "  --exact         activations stay f32\n"
     "  --reasons       why the gates before did not decide\n"
     "  --table         print the gates alone\n"
+    "  --borders G,..  the kernels for 1 to 512 rows by these gates side by side: those of a device on that "
+    "device,\n"
+    "                  the seed's on the GB10 that they are from\n"
     "Environment:\n";
 
 [[noreturn]] void fail(const std::string& what) {
@@ -83,6 +86,82 @@ DeviceInfo device_named(const std::string& slug) {
   fail("no device '" + slug + "'; there are " + known);
 }
 
+Table table_named(const std::string& gates, const std::string& slug) {
+  Table table;
+  if (Status ok = choose_table(gates, slug, gates_files(), &table); !ok.ok()) fail(ok.message());
+  return table;
+}
+
+/// The matrices of models, or those of some roles: "ffn_down,output".
+std::vector<QwenLayer> chosen_layers(const std::string& sizes, const std::string& roles) {
+  const std::vector<std::string> wanted = split(roles);
+  std::vector<QwenLayer> all;
+  for (const std::string& size : split(sizes)) {
+    for (const QwenLayer& layer : qwen_layers(size_named(size))) {
+      const std::string role = layer.name.substr(layer.name.rfind('.') + 1);
+      if (roles.empty() || std::find(wanted.begin(), wanted.end(), role) != wanted.end())
+        all.push_back(layer);
+    }
+  }
+  return all;
+}
+
+/// A table and the device that it decides for.
+struct Side {
+  Table table;
+  DeviceInfo device;
+};
+
+/// The kernels of a matrix from one row to many: "mmvq_tiles 1-8, mmq_tiles from 9".
+std::string spans(const Side& side, const Request& one, const Switches& switches) {
+  constexpr long long kMost = 512;
+  std::string text;
+  const Gate* before = nullptr;
+  long long begin = 1;
+  Request r = one;
+  for (r.shape.nt = 1; r.shape.nt <= kMost; ++r.shape.nt) {
+    const Gate* now = first_gate(side.table, r, side.device, switches);
+    if (now == nullptr) return "no kernel at nt " + std::to_string(r.shape.nt);
+    if (before != nullptr && now->kernel != before->kernel) {
+      const long long end = r.shape.nt - 1;
+      text += std::string(info(before->kernel).id) + " " + std::to_string(begin) +
+              (end > begin ? "-" + std::to_string(end) : "") + ", ";
+      begin = r.shape.nt;
+    }
+    before = now;
+  }
+  return text + info(before->kernel).id + (begin > 1 ? " from " + std::to_string(begin) : " always");
+}
+
+void print_borders(const std::string& tables, const std::string& types, const std::vector<QwenLayer>& layers,
+                   const std::string& slug, bool exact, const Switches& switches) {
+  std::vector<Side> sides;
+  std::vector<std::string> heads;
+  std::printf("%-17s %-16s %-7s", "matrix", "[od, id]", "type");
+  for (const std::string& name : split(tables)) {
+    const auto devices = qwen::known_devices();
+    const bool own =
+        std::any_of(devices.begin(), devices.end(), [&](const auto& d) { return name == d.slug; });
+    const std::string on = own ? name : name == "seed" ? "nvidia-gb10" : slug;
+    sides.push_back({table_named(name, slug), device_named(on)});
+    heads.push_back("gates " + name + ", " + sides.back().device.name);
+  }
+  for (const std::string& head : heads)
+    std::printf(&head == &heads.back() ? " %s\n" : " %-46s", head.c_str());
+  for (const std::string& name : split(types)) {
+    const WeightType type = type_named(name);
+    for (const QwenLayer& layer : layers) {
+      const Request one{type, {1, layer.od, layer.id}, exact};
+      if (!check_shape(type, one.shape).ok()) continue;
+      const std::string shape = "[" + std::to_string(layer.od) + ", " + std::to_string(layer.id) + "]";
+      std::printf("%-17s %-16s %-7s", layer.name.c_str(), shape.c_str(), name.c_str());
+      for (const Side& side : sides) {
+        std::printf(&side == &sides.back() ? " %s\n" : " %-46s", spans(side, one, switches).c_str());
+      }
+    }
+  }
+}
+
 long long number(const std::string& text) {
   char* end = nullptr;
   const long long n = std::strtoll(text.c_str(), &end, 10);
@@ -93,7 +172,7 @@ long long number(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string types = "q4_0", size = "0.5b", rows = "1,8,9,512", slug = "nvidia-h200", gates, layers;
+  std::string types = "q4_0", sizes = "0.5b", rows = "1,8,9,512", slug = "nvidia-h200", gates, roles, borders;
   bool exact = false, reasons = false, table_only = false;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -104,9 +183,9 @@ int main(int argc, char** argv) {
     if (word == "--type") {
       types = value();
     } else if (word == "--size") {
-      size = value();
+      sizes = value();
     } else if (word == "--layer") {
-      layers = value();
+      roles = value();
     } else if (word == "--nt") {
       rows = value();
     } else if (word == "--device") {
@@ -119,6 +198,8 @@ int main(int argc, char** argv) {
       reasons = true;
     } else if (word == "--table") {
       table_only = true;
+    } else if (word == "--borders") {
+      borders = value();
     } else if (word == "--help") {
       std::printf("%s%s", kHelp, switches_help().c_str());
       return 0;
@@ -129,11 +210,12 @@ int main(int argc, char** argv) {
   const DeviceInfo device = device_named(slug);
   Switches switches;
   if (Status ok = read_switches(std::getenv, &switches); !ok.ok()) fail(ok.message());
-  Table table;
-  if (Status ok = choose_table(gates.empty() ? switches.gates : gates, slug, gates_files(), &table);
-      !ok.ok()) {
-    fail(ok.message());
+  const std::vector<QwenLayer> layers = chosen_layers(sizes, roles);
+  if (!borders.empty()) {
+    print_borders(borders, types, layers, slug, exact, switches);
+    return 0;
   }
+  const Table table = table_named(gates.empty() ? switches.gates : gates, slug);
   if (table_only) {
     std::printf("%s", to_text(table).c_str());
     return 0;
@@ -142,10 +224,7 @@ int main(int argc, char** argv) {
               "margin");
   for (const std::string& name : split(types)) {
     const WeightType type = type_named(name);
-    for (const QwenLayer& layer : qwen_layers(size_named(size))) {
-      const std::vector<std::string> wanted = split(layers);
-      const std::string role = layer.name.substr(layer.name.rfind('.') + 1);
-      if (!layers.empty() && std::find(wanted.begin(), wanted.end(), role) == wanted.end()) continue;
+    for (const QwenLayer& layer : layers) {
       for (const std::string& nt : split(rows)) {
         const Request request{type, {number(nt), layer.od, layer.id}, exact};
         Decision d;

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import tempfile
@@ -326,6 +327,23 @@ class Measured(unittest.TestCase):
         self.assertEqual(curve.extent((1024, 896), "weights"), (128 * 896, 896 * 896))
         self.assertEqual(curve.extent((896, 896), "weights"), (896 * 896, 896 * 896))
         self.assertEqual(curve.extent((1024, 896), "id"), (896, 896))
+
+
+DISPATCH = QWEN.parent.parent / "07-dispatch" / "dispatch"
+
+
+@unittest.skipUnless(os.access(DISPATCH, os.X_OK), "dispatch is not built")
+class Dispatch(unittest.TestCase):
+    def test_tables_side_by_side(self) -> None:
+        words = ["--size", "0.5b,7b", "--layer", "attn_q", "--type", "q4_0,q5_k", "--borders", "default,seed"]
+        done = subprocess.run([DISPATCH, *words], check=True, capture_output=True, text=True)
+        lines = [re.split(r" {2,}", line) for line in done.stdout.splitlines()]
+        self.assertEqual(lines[0][-2:], ["gates default, NVIDIA H200", "gates seed, NVIDIA GB10"])
+        tiles = "mmvq_tiles 1-8, gemm_tiles_wgmma from 9"
+        self.assertEqual(lines[1][-2:], [tiles, "f32_matmul 1, mmvq_tiles 2-8, mmq_tiles from 9"])
+        self.assertEqual(lines[2][-2:], [tiles, "mmvq_tiles 1-8, mmq_tiles from 9"])
+        # 896 is no whole number of q5_k's blocks: of 0.5b nothing is said.
+        self.assertEqual([line[0] for line in lines[3:]], ["7b.attn_q"])
 
 
 class Experiments(unittest.TestCase):

@@ -307,13 +307,14 @@ def gates_of(curves: Mapping[str, Curves]) -> list[dict[str, Any]]:
             for span in of.spans:
                 if TIERS[span.kernel] == 1:
                     together[(span, of.axis, of.least, of.most)].append(type_)
-    tuned = []
+    tuned: list[dict[str, Any]] = []
     for (span, axis, least, most), types in sorted(
         together.items(), key=lambda item: (item[0][0].least, item[0][0].kernel, *item[0][1:3], item[1])
     ):
         where = f".{axis}{'_from_' + str(least) if most is None else '_to_' + str(most)}" if axis else ""
+        name = f"prefill.{span.kernel}.{span.least}{where}"
         gate = {
-            "name": f"prefill.{span.kernel}.{span.least}{where}.{'.'.join(types)}",
+            "name": f"{name}.{types[0]}" if any(g["name"] == name for g in tuned) else name,
             "kernel": span.kernel,
             "types": types,
             "nt": [span.least, span.most],
