@@ -4,7 +4,8 @@
 // LAYOUT    acts [nt][id] f32; out [nt][id] f16, row-major or, in every 16, in the order of weights in tiles
 // MAP       grid(nt) block(256): block -> a row, thread -> every 256th four of it
 // NEEDS     id % 4 == 0 (% 16 in the order of tiles), operands at multiples of 16 bytes: checked by the launcher
-// TRAFFIC   4*nt*id B read, once more for each of norm and row_scale (from L2), 2*nt*id B written   WORK about 5*nt*id FLOP
+// TRAFFIC   4*nt*id B read (what a row has beyond 5,120 numbers again for each of norm and row_scale, from L2), 2*nt*id B
+//           written   WORK about 5*nt*id FLOP
 // LOOK FOR  SASS: LDG.E.128, F2FP.F16.F32.PACK_AB
 // EXPECT    a small part of the product that follows; nothing overflows, and infinities and NaNs stay what they are
 // BUILD     part of chapters/05-tiled-gemm
@@ -29,6 +30,7 @@ enum class HalfOrder {
 namespace acts_f16_detail {
 
 inline constexpr int kThreads = 256;
+inline constexpr int kKept = 5;  ///< fours that a thread keeps: rows of 5,120
 
 /// The same result in all threads of the block: `f` of all their values, in one order.
 /// @param partial [kThreads / 32] shared
@@ -54,38 +56,64 @@ __global__ void __launch_bounds__(acts_f16_detail::kThreads)
              __half* __restrict__ out,       // [nt][id]
              float* __restrict__ row_scale,  // [nt] or null
              int id, bool tiles) {
-  __shared__ float partial[acts_f16_detail::kThreads / 32];
+  using namespace acts_f16_detail;
+  __shared__ float partial[kThreads / 32];
   allow_next_kernel();
   wait_for_previous_kernel();
   const long long t = blockIdx.x;
   const int me = static_cast<int>(threadIdx.x), fours = id / 4;
   const float4* row = reinterpret_cast<const float4*>(acts + t * id);  // [fours]
-  float scale = 1.0f;
-  if (norm != nullptr) {
-    float sum = 0.0f;
-    for (int i = me; i < fours; i += acts_f16_detail::kThreads) {
-      const float4 v = row[i];
-      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+  // 1. The row's first fours stay in registers: their loads are all under way at once, and of rows that are longer only
+  //    the rest is read again when the sum and the maximum are known.
+  float4 kept[kKept];
+  const auto each = [&](auto&& f, auto&& of_rest) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (const int i = me + j * kThreads; i < fours) f(i, kept[j]);
     }
-    sum = acts_f16_detail::over_block(sum, partial, [](float a, float b) { return a + b; });
-    scale = 1.0f / sqrtf(sum / static_cast<float>(id) + epsilon);
+    for (int i = me + kKept * kThreads; i < fours; i += kThreads) {
+      float4 v = of_rest(i);
+      f(i, v);
+    }
+  };
+  const auto read = [&](int i) { return row[i]; };
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    if (const int i = me + j * kThreads; i < fours) kept[j] = row[i];
   }
+
+  // 2. Normalised.
+  float scale = 1.0f;
+  const auto normalise = [&](int i, float4& v) {
+    const float4 n = reinterpret_cast<const float4*>(norm)[i];
+    v = make_float4(v.x * scale * n.x, v.y * scale * n.y, v.z * scale * n.z, v.w * scale * n.w);
+  };
   const auto number = [&](int i) {
     float4 v = row[i];
-    if (norm != nullptr) {
-      const float4 n = reinterpret_cast<const float4*>(norm)[i];
-      v = make_float4(v.x * scale * n.x, v.y * scale * n.y, v.z * scale * n.z, v.w * scale * n.w);
-    }
+    if (norm != nullptr) normalise(i, v);
     return v;
   };
+  if (norm != nullptr) {
+    float sum = 0.0f;
+    each([&](int, const float4& v) { sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }, read);
+    sum = over_block(sum, partial, [](float a, float b) { return a + b; });
+    scale = 1.0f / sqrtf(sum / static_cast<float>(id) + epsilon);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (const int i = me + j * kThreads; i < fours) normalise(i, kept[j]);
+    }
+  }
+
+  // 3. Divided by a power of two.
   float down = 1.0f;  // 1 / row_scale
   if (row_scale != nullptr) {
     float most = 0.0f;
-    for (int i = me; i < fours; i += acts_f16_detail::kThreads) {
-      const float4 v = number(i);
-      most = fmaxf(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))), most);
-    }
-    most = acts_f16_detail::over_block(most, partial, [](float a, float b) { return fmaxf(a, b); });
+    each(
+        [&](int, const float4& v) {
+          most = fmaxf(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))), most);
+        },
+        number);
+    most = over_block(most, partial, [](float a, float b) { return fmaxf(a, b); });
     // 2^(e - 14) for a largest magnitude in [2^e, 2^(e + 1)): from the exponent's bits. An infinite row stays as it is.
     const unsigned exponent = __float_as_uint(most) >> 23;  // e + 127
     float up = 1.0f;
@@ -95,19 +123,22 @@ __global__ void __launch_bounds__(acts_f16_detail::kThreads)
     }
     if (me == 0) row_scale[t] = up;
   }
-  for (int i = me; i < fours; i += acts_f16_detail::kThreads) {
-    const float4 v = number(i);
-    const __half2 low = __floats2half2_rn(v.x * down, v.y * down),
-                  high = __floats2half2_rn(v.z * down, v.w * down);
-    __half2* const to = reinterpret_cast<__half2*>(out + t * id);
-    if (tiles) {
-      to[i / 4 * 8 + i % 4] = low;
-      to[i / 4 * 8 + i % 4 + 4] = high;
-    } else {
-      to[2 * i] = low;
-      to[2 * i + 1] = high;
-    }
-  }
+
+  // 4. Rounded.
+  each(
+      [&](int i, const float4& v) {
+        const __half2 low = __floats2half2_rn(v.x * down, v.y * down),
+                      high = __floats2half2_rn(v.z * down, v.w * down);
+        __half2* const to = reinterpret_cast<__half2*>(out + t * id);
+        if (tiles) {
+          to[i / 4 * 8 + i % 4] = low;
+          to[i / 4 * 8 + i % 4 + 4] = high;
+        } else {
+          to[2 * i] = low;
+          to[2 * i + 1] = high;
+        }
+      },
+      number);
 }
 // ANCHOR_END: acts_f16
 

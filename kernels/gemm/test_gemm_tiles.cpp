@@ -330,9 +330,10 @@ TEST_CASE("tiles to f16 rows: what the kernels multiply") {
   }
 }
 
-TEST_CASE("activations to f16: order, normalisation, and rows that would overflow") {
+/// Order, normalisation, and rows that would overflow.
+void check_acts(int id) {
   Stream stream;
-  const int nt = 5, id = 352;
+  const int nt = 5;
   std::vector<float> x(static_cast<std::size_t>(nt * id)), norm(static_cast<std::size_t>(id));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = fill_value(FillKind::uniform, 3, i);
   for (std::size_t i = 0; i < norm.size(); ++i) norm[i] = fill_value(FillKind::uniform, 4, i);
@@ -382,6 +383,11 @@ TEST_CASE("activations to f16: order, normalisation, and rows that would overflo
     const double want = x[at(0, i)] / std::sqrt(sum / id + 1e-6) * norm[static_cast<std::size_t>(i)];
     CHECK(std::fabs(half_bits_to_float(normed[at(0, i)]) - want) <= std::fabs(want) / 1024 + 1e-7);
   }
+}
+
+TEST_CASE("activations to f16, in rows that stay in registers and in one that does not") {
+  check_acts(352);
+  check_acts(5472);
 }
 
 TEST_CASE("a plan covers all tiles, on no more blocks than there are multiprocessors") {
