@@ -71,8 +71,8 @@ scripts/ladder record gemm_f16_nt gemm_f16_nt_tm64 gemm_f16_mma_tma gemm_f16_wgm
   --layer 7b.attn_q --nt 1,16,30,64,65,128
 scripts/ladder record gemm_f16_nt gemm_f16_mma gemm_f16_mma_tma gemm_f16_wgmma "${options[@]}" --time-limit-ms 40 \
   --layer 7b.ffn_gate --nt 1,8,64,256,512,1024,4096
-scripts/ladder record "${packed[@]/#/gemm_qb_nt_}" "${packed[@]/%/_f16_wgmma}" "${options[@]}" --time-limit-ms 25 --nt 512 \
-  --layer 7b.attn_q,7b.ffn_gate,7b.ffn_down
+scripts/ladder record "${packed[@]/#/gemm_qb_nt_}" "${packed[@]/%/_f16_wgmma}" "${packed[@]/%/_dequantize_cublas}" \
+  "${options[@]}" --time-limit-ms 25 --nt 512 --layer 7b.attn_q,7b.ffn_gate,7b.ffn_down
 scripts/ladder record "${packed[@]/%/_f16_wgmma}" "${options[@]}" --time-limit-ms 25 --nt 1,8,9,16,32,64,128,256,1024,4096 \
   --layer 7b.ffn_gate
 

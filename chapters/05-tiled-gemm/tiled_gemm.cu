@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "harness/compare/cublas_gemm.hpp"
+#include "kernels/gemm/dequantize_tiles.cuh"
 #include "kernels/gemm/gemm_tiles_wgmma.cuh"
 #endif
 
@@ -200,6 +201,32 @@ Rung packed() {
   };
   return r;
 }
+
+/// What packed weights can do without a kernel for them: decoded to f16 first, every time, and multiplied by cuBLAS.
+template <class Format>
+Rung decoded() {
+  constexpr WeightType kType = Format::Block::kType;
+  Rung r = make(std::string(info(kType).name) + "_dequantize_cublas",
+                "weights decoded first, then cuBLAS, for comparison only",
+                "kernels/gemm/dequantize_tiles.cuh#dequantize_tiles_f16,kernels/gemm/gemm_tiles_formats.cuh#"
+                "half_fragments,harness/compare/cublas_gemm.hpp");
+  r.weight_type = kType;
+  r.layout = &tiles::kLayout;
+  r.operand_rounding = tiles::half_rounding(kType);
+  r.math = MathUnit::wgmma_f16;
+  r.supported = [](Shape s, const DeviceInfo&) { return gemm_tiles_supported(kType, s); };
+  r.roundings = [](Shape s, Executor) { return mma_roundings(s.id, 16); };
+  r.device = [workspace = Workspace()](WeightsPointer weights, ActsPointer acts, float* out, Shape s,
+                                       Stream& stream) mutable -> Status {
+    auto* const rows = reinterpret_cast<__half*>(
+        workspace.floats(sizeof(__half) * static_cast<std::size_t>(s.od) * static_cast<std::size_t>(s.id)));
+    if (Status ok = launch_dequantize_tiles_f16(kType, weights, rows, s, stream); !ok.ok()) return ok;
+    return launch_cublas_hgemm(rows, acts, out, s, stream);
+  };
+  r.peer_name = "cuBLAS";
+  r.peer_version = cublas_version();
+  return r;
+}
 #endif
 
 /// The CPU twin of a rung whose operands are f16 (or its activations f32).
@@ -270,6 +297,10 @@ inline Chapter chapter_05() {
   add(packed<tiles::TileQ4_0>());
   add(packed<tiles::TileQ6_K>());
   add(packed<tiles::TileQ4_K>());
+  add(decoded<tiles::TileQ8_0>());
+  add(decoded<tiles::TileQ4_0>());
+  add(decoded<tiles::TileQ6_K>());
+  add(decoded<tiles::TileQ4_K>());
   Rung peer = make("cublas_hgemm", "cuBLAS, for comparison only", "harness/compare/cublas_gemm.hpp");
   peer.math = MathUnit::wgmma_f16;
   peer.supported = any_shape;
