@@ -8,6 +8,7 @@
 #include "kernels/elementwise/add_residual.cuh"
 #include "kernels/elementwise/argmax.cuh"
 #include "kernels/elementwise/rms_norm.cuh"
+#include "kernels/elementwise/sample.cuh"
 #include "kernels/elementwise/swiglu.cuh"
 
 namespace ladder::chapter08 {
@@ -161,6 +162,19 @@ inline std::vector<Operation> operations() {
     return launch_argmax(v.x, v.ids, p.nt, p.size->vocab, v.workspace, s);
   };
   choice.check = check_argmax;
+
+  Operation& drawn = add("sample_token", "a token drawn among the most probable",
+                         "kernels/elementwise/sample.cuh#select,kernels/elementwise/sample.cuh#draw,kernels/"
+                         "elementwise/sample.cuh#sample");
+  drawn.draws = true;
+  drawn.most_rows = 8;
+  drawn.sizes = choice.sizes;
+  drawn.flop = choice.flop;
+  drawn.workspace = [](const Point& p, int) { return sample_workspace(p.nt); };
+  drawn.run = [](const Point& p, const View& v, Stream& s) {
+    return launch_sample(v.x, v.ids, v.position, kSample, p.nt, p.size->vocab, v.workspace, s);
+  };
+  drawn.check = check_sample;
   return all;
 }
 

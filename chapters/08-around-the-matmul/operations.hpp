@@ -26,6 +26,7 @@
 #include "kernels/attention/attention_prefill.cuh"
 #include "kernels/attention/attention_reference.hpp"
 #include "kernels/elementwise/rope_store.cuh"
+#include "kernels/elementwise/sample_reference.hpp"
 #include "kernels/mmvq/tile_acts.cuh"
 #include "kernels/quant/quantize_acts.hpp"
 
@@ -79,6 +80,7 @@ struct Operation {
   std::string source;           ///< see Rung::source
   bool one_token = false;       ///< nt = 1 only
   bool attends = false;         ///< the depth matters
+  bool draws = false;           ///< the position is an operand
   bool two_launches = false;    ///< the emulator counts one at a time, so it only checks
   bool needs_clusters = false;  ///< says nothing where there are none
   int most_rows = 1 << 20;      ///< nt beyond which it is of no interest
@@ -199,6 +201,22 @@ inline std::string check_argmax(const Point& p, const Host& before, const Host& 
     const auto want = static_cast<int>(std::max_element(row, row + n) - row);  // the first of equals
     if (after.ids[count(t)] != want) {
       return "row " + std::to_string(t) + " has its largest logit at " + std::to_string(want) + ", not at " +
+             std::to_string(after.ids[count(t)]);
+    }
+  }
+  return "";
+}
+
+/// What chapter 09 draws with if nothing else is asked for.
+inline constexpr SampleOptions kSample = {0.8f, 40, 0.95f, 0.05f, 1};
+
+inline std::string check_sample(const Point& p, const Host& before, const Host& after) {
+  for (int t = 0; t < p.nt; ++t) {
+    const float* row = before.x.data() + count(t) * count(p.size->vocab);
+    const int want =
+        sample_reference(row, p.size->vocab, kSample, static_cast<std::uint64_t>(p.first()) + count(t));
+    if (after.ids[count(t)] != want) {
+      return "row " + std::to_string(t) + " must draw token " + std::to_string(want) + ", not " +
              std::to_string(after.ids[count(t)]);
     }
   }
@@ -356,7 +374,7 @@ class Arrays {
     workspace_ = Buffer<unsigned char>(o.workspace == nullptr ? 0 : o.workspace(p, multiprocessor_count()),
                                        "workspace");
     if (workspace_.size() > 0) workspace_.fill_bytes(0);
-    if (!o.attends) return;
+    if (!o.attends && !o.draws) return;
     position_ = Buffer<int>(1, "position");
     const int first[] = {p.first()};
     position_.upload(first);

@@ -1,6 +1,7 @@
 #include "chapters/09-qwen/sampler.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -53,28 +54,6 @@ void require(bool holds, const char* option, float value, const char* allowed) {
 
 }  // namespace
 
-std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                        std::array<std::uint32_t, 2> key) {
-  constexpr int kRounds = 10;
-  for (int round = 0; round < kRounds; ++round) {
-    const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
-    const std::uint64_t b = std::uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
-               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  return counter;
-}
-
-double uniform(std::uint64_t seed, std::uint64_t position) {
-  const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
-  const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
-  const auto random = philox4x32({low(position), high(position), 0, 0}, {low(seed), high(seed)});
-  const std::uint64_t bits = static_cast<std::uint64_t>(random[1]) << 32 | random[0];
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
-
 Sampler::Sampler(SamplerOptions options, int vocabulary)
     : options_(std::move(options)), vocabulary_(vocabulary) {
   if (vocabulary <= 0) {
@@ -110,11 +89,22 @@ Sampler::Sampler(SamplerOptions options, int vocabulary)
   counts_.assign(static_cast<std::size_t>(vocabulary), 0);
 }
 
+std::optional<std::vector<float>> Sampler::largest_with_bias() const {
+  if (!draws_largest() || has_penalties()) return std::nullopt;
+  std::vector<float> bias(static_cast<std::size_t>(vocabulary_));
+  for (const auto& [token, b] : options_.logit_bias) {
+    float& sum = bias[static_cast<std::size_t>(token)];
+    if (sum != 0) return std::nullopt;  // two for a token are added one after the other
+    sum = b;
+  }
+  for (const Token token : options_.banned) bias[static_cast<std::size_t>(token)] = -kInfinity;
+  return bias;
+}
+
 /// Counts the tokens that penalties look at, into counts_ and seen_.
 void Sampler::collect_history(std::span<const Token> history) {
   const SamplerOptions& o = options_;
-  const bool penalties = o.repeat_penalty != 1 || o.presence_penalty != 0 || o.frequency_penalty != 0;
-  if (!penalties) return;
+  if (!has_penalties()) return;
   const std::size_t window = o.penalty_last_n < 0
                                  ? history.size()
                                  : std::min(history.size(), static_cast<std::size_t>(o.penalty_last_n));
@@ -254,7 +244,7 @@ Token Sampler::sample(std::span<const float> logits, std::span<const Token> hist
   collect_history(history);
   const std::span<const float> adjusted_logits = adjusted(logits);
   const float maximum = checked_maximum(adjusted_logits);
-  if (options_.temperature <= 0 || options_.top_k == 1) {
+  if (draws_largest()) {
     const auto at = std::find(adjusted_logits.begin(), adjusted_logits.end(), maximum);
     return static_cast<Token>(at - adjusted_logits.begin());
   }

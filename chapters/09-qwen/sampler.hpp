@@ -6,14 +6,15 @@
 // the arguments.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "chapters/09-qwen/tokenizer.hpp"
+#include "kernels/elementwise/philox.hpp"
 
 namespace ladder::qwen {
 
@@ -36,14 +37,6 @@ struct SamplerOptions {
   std::vector<Token> banned;                        ///< never drawn (padding rows of the vocabulary)
 };
 
-/// Philox4x32-10, a counter-based generator: a bijection of the counter that looks random for each key, so
-/// the n-th number is had without the ones before it. Salmon, Moraes, Dror, Shaw: "Parallel random numbers:
-/// as easy as 1, 2, 3", SC 2011.
-[[nodiscard]] std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                                      std::array<std::uint32_t, 2> key);
-/// A multiple of 2^-53 in [0, 1), the same for the same (seed, position).
-[[nodiscard]] double uniform(std::uint64_t seed, std::uint64_t position);
-
 /// Logits that nothing can be drawn from.
 class NotANumber : public std::runtime_error {
  public:
@@ -61,9 +54,16 @@ class Sampler {
   /// logits or a history that do not fit the vocabulary. After an error the sampler is as it was.
   [[nodiscard]] Token sample(std::span<const float> logits, std::span<const Token> history,
                              std::uint64_t position);
+  /// What a draw comes down to where it is always the largest logit of all, with the same numbers added each time: these
+  /// numbers [vocabulary], none of them NaN or +infinity. Nothing where it depends on more.
+  [[nodiscard]] std::optional<std::vector<float>> largest_with_bias() const;
 
  private:
   using Candidate = std::pair<float, Token>;  // logit, id
+  [[nodiscard]] bool draws_largest() const { return options_.temperature <= 0 || options_.top_k == 1; }
+  [[nodiscard]] bool has_penalties() const {
+    return options_.repeat_penalty != 1 || options_.presence_penalty != 0 || options_.frequency_penalty != 0;
+  }
   void collect_history(std::span<const Token> history);
   [[nodiscard]] std::span<const float> adjusted(std::span<const float> logits);
   void keep_top_k(std::span<const float> logits);
