@@ -82,6 +82,13 @@ class Curves(unittest.TestCase):
         self.assertEqual([s.kernel for s in found], ["mmvq_tiles", "mmq_tiles", "gemm_tiles_wgmma"])
         self.assertEqual(found[1].least, 9)
 
+    def test_measured_groups(self) -> None:
+        """Sixteen rows took less than twice eight, which also made the activations' form."""
+        curve = tune.Curves("q4_0")
+        curve.times[(8, 4)]["mmvq_tiles"] = {1: 6.0, 8: 10.0, 16: 16.0, 32: 28.0}
+        times = [curve.time((8, 4), "mmvq_tiles", nt) for nt in (8, 9, 16, 20, 24, 32, 40)]
+        self.assertEqual(times, [10.0, 16.0, 16.0, 22.0, 22.0, 28.0, 34.0])
+
     def test_groups_of_eight(self) -> None:
         curve = tune.curves_of(model_times(), ["q4_0"])["q4_0"]
         shape = (4096, 4096)
@@ -199,7 +206,7 @@ class Files(unittest.TestCase):
                         "dur": us(nt) + extra,
                         "args": args,
                     }
-                    events.append(event)
+                    events += [event, {"name": "rope_store", "cat": "other", "ph": "X", "dur": 9, "args": {}}]
         events.append({"name": "rms_norm", "cat": "other", "ph": "X", "dur": 1, "args": {"nt": 1}})
         trace = self.folder / "trace.json"
         trace.write_text(json.dumps(events))
@@ -248,24 +255,33 @@ import json, os, sys
 
 words = sys.argv[1:]
 if words[0] == "synthetic":
-    assert words[words.index("--layer-types") + 1] == "q4_0,q4_k", words
+    assert words[words.index("--layer-types") + 1] == "f16,q4_0,q4_k", words
     open(words[3], "w").close()
 elif words[0] == "explain":
-    ods = {"a.q": 896, "a.k": 128, "b.up": 18944}
+    ods = {"blk.0.attn_q.weight": 896, "blk.0.attn_k.weight": 128, "blk.1.ffn_down.weight": 18944}
     print(json.dumps({"dispatch": [{"tensor": name, "od": od} for name, od in ods.items()]}))
 elif words[0] == "bench":
     gates = json.load(open(os.environ["LADDER_GATES"]))["gates"]
     kernel = gates[0]["kernel"]
     events = []
     for nt in map(int, words[words.index("-p") + 1].split(",")):
-        for name, od, id_, us in (("a.q + a.k", 1024, 896, 9), ("b.up", 18944, 3584, 40)):
+        for names, ods, id_, us in (
+            (["blk.0.attn_q.weight", "blk.0.attn_k.weight"], [896, 128], 896, 9),
+            (["blk.1.ffn_down.weight"], [18944], 3584, 40),
+        ):
+            # In one launch, but for mmq, which has one for each matrix; mmvq has one for each group of eight.
+            launches = [(" + ".join(names), sum(ods))] if kernel != "mmq_tiles" else list(zip(names, ods))
+            groups = [8] * (nt // 8) + [nt % 8] * (nt % 8 > 0) if kernel == "mmvq_tiles" else [nt]
             time = {"mmvq_tiles": us, "f32_matmul": 3 * us, "mmq_tiles": 30 * us}.get(kernel, 20 if us < 40 else 22)
             for _ in range(5):
                 if kernel == "gemm_tiles_wgmma":
                     events.append({"name": "acts_f16", "cat": "other", "ph": "X", "dur": 1, "args": {}})
-                args = {"weights": name, "type": "q4_0", "nt": nt, "od": od, "id": id_}
-                event = {"name": "q4_0_" + kernel, "cat": "multiply", "ph": "X", "dur": time, "args": args}
-                events += [event, {"name": "rope_store", "cat": "other", "ph": "X", "dur": 100, "args": {}}]
+                for name, od in launches:
+                    for some in groups:
+                        args = {"weights": name, "type": "q4_0", "nt": some, "od": od, "id": id_}
+                        event = {"name": "q4_0_" + kernel, "cat": "multiply", "ph": "X", "dur": time, "args": args}
+                        events.append(event)
+                events.append({"name": "rope_store", "cat": "other", "ph": "X", "dur": 100, "args": {}})
     json.dump(events, open(os.environ["LADDER_TRACE"], "w"))
     print(json.dumps({"device": "nvidia-h200"}))
 '''
@@ -316,6 +332,9 @@ class Measured(unittest.TestCase):
         # What brings activations to their form is the product's own: 20 + 1 us.  Groups: 9, 18, 27 us; 40, 80 us.
         times = gates["evidence"]["q4_0"]["1024x896"]
         self.assertEqual((times["gemm_tiles_wgmma"]["9"], times["mmvq_tiles"]["8"]), (21.0, 9.0))
+        # Two launches of mmq are one product; so are the groups of 64 rows.
+        self.assertEqual((times["mmq_tiles"]["9"], times["mmvq_tiles"]["64"]), (540.0, 72.0))
+        self.assertEqual(set(gates["evidence"]["q4_0"]), {"1024x896", "18944x3584"})
         borders = {(g["nt"][0], tuple(g.get("id", ()))) for g in gates["gates"] if g.get("evidence")}
         self.assertEqual(borders, {(17, (1, 3583)), (1, (3584, None))})
         from_one = next(g for g in gates["gates"] if g["name"].startswith("prefill.gemm_tiles_wgmma.1."))

@@ -36,15 +36,21 @@ TYPES = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
 )  # fmt: skip
 ROWS_AT_ONCE = 8  # of mmvq_tiles: more go in groups of eight
-FEW = "1,2,3,4,5,6,7,8"
 MANY = "1,2,4,6,8,9,12,16,24,32,48,64,128,256,512"
 # Rows that each kernel is measured at.
-NT = {"mmvq_tiles": FEW, "gemm_tiles_wgmma": MANY, "mmq_tiles": MANY, "f32_matmul": "1,2,4,8"}
+NT = {
+    "mmvq_tiles": "1,2,3,4,5,6,7,8,16,24,32,48,64",
+    "gemm_tiles_wgmma": MANY,
+    "mmq_tiles": MANY,
+    "f32_matmul": "1,2,4,8",
+}
 SIZES = "0.5b,1.5b,7b"
 FEWEST = 3  # times of a launch in a trace; the first one also loads its kernel
 # Kernels of a trace that bring activations to the form that the next product takes, and that finish the one before.
 CONVERSIONS = ("rms_norm", "quantize_tile_acts", "quantize_q8_pad40", "quantize_q8_pad40_t", "acts_f16")
 FINISHES = ("add_bias", "add_residual", "swiglu")
+# Matrices of a layer that share their activations: one product, launched together by the kernels that can.
+TOGETHER = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
 FARTHEST = 512  # rows up to which bounds are looked for
 
 
@@ -105,13 +111,10 @@ class Curves:
 
     def time(self, shape: Shape, kernel: str, nt: int) -> float | None:
         """Time for nt rows: measured, or between two measured ones on logarithmic axes; None outside what was measured.
-        Groups of eight follow each other."""
+        Groups of eight follow each other, and the last of them takes as long as a whole one."""
         points = self.times[shape].get(kernel, {})
         if kernel == "mmvq_tiles" and nt > ROWS_AT_ONCE:
-            whole, rest = divmod(nt, ROWS_AT_ONCE)
-            eight = points.get(ROWS_AT_ONCE)
-            last = self.time(shape, kernel, rest) if rest else 0.0
-            return None if eight is None or last is None else whole * eight + last
+            return _by_groups(points, nt)
         if nt in points:
             return points[nt]
         below = max((n for n in points if n < nt), default=None)
@@ -120,6 +123,20 @@ class Curves:
             return None
         part = math.log(nt / below) / math.log(above / below)
         return math.exp((1 - part) * math.log(points[below]) + part * math.log(points[above]))
+
+
+def _by_groups(points: Mapping[int, float], nt: int) -> float | None:
+    """Groups of eight add up, from where whole groups were measured, or from the last of them on."""
+    groups = {n // ROWS_AT_ONCE: ns for n, ns in points.items() if n % ROWS_AT_ONCE == 0}
+    wanted = -(-nt // ROWS_AT_ONCE)
+    if 1 not in groups:
+        return None
+    low = max(n for n in groups if n <= wanted)
+    high = min((n for n in groups if n >= wanted), default=None)
+    if high is not None:
+        return groups[low] + (groups[high] - groups[low]) * (wanted - low) / max(1, high - low)
+    each = groups[1] if low == 1 else (groups[low] - groups[1]) / (low - 1)
+    return groups[low] + each * (wanted - low)
 
 
 @dataclass(frozen=True)
@@ -191,6 +208,7 @@ def spans(curves: Curves) -> list[Span]:
 
 
 NOISE = 0.01  # of the logarithm: one per cent
+CLASS_NOISE = 0.03  # what two classes must gain on average where they decide otherwise than one
 
 
 def chosen(found: Sequence[Span], nt: int) -> str:
@@ -201,18 +219,16 @@ def chosen(found: Sequence[Span], nt: int) -> str:
     return "mmvq_tiles"
 
 
-def loss(curves: Curves, found: Sequence[Span]) -> float:
-    """Sum over shapes of the mean logarithm, over numbers of rows, of the chosen kernel's time over the best one's."""
-    total = 0.0
+def gain(curves: Curves, old: Sequence[Span], new: Sequence[Span]) -> list[float]:
+    """Logarithm of the old choice's time over the new one's, for every shape and number of rows where they differ."""
+    gains = []
     for shape in curves.times:
-        lost = []
         for nt in LOOKED_AT:
-            times = {k: curves.time(shape, k, nt) for k in curves.kernels(shape) if k != "f32_matmul"}
-            known = {k: t for k, t in times.items() if t is not None}
-            if len(known) > 1 and chosen(found, nt) in known:
-                lost.append(math.log(known[chosen(found, nt)] / min(known.values())))
-        total += sum(lost) / len(lost) if lost else 0.0
-    return total
+            a, b = chosen(old, nt), chosen(new, nt)
+            times = [curves.time(shape, kernel, nt) for kernel in (a, b)]
+            if a != b and times[0] and times[1]:
+                gains.append(math.log(times[0] / times[1]))
+    return gains
 
 
 LOOKED_AT = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -231,21 +247,19 @@ class Class:
 def classes(curves: Curves) -> list[Class]:
     """All matrices together, or the small and the large ones apart where that is better by more than noise.  A bound
     never lies between matrices that are launched together."""
-    best = [Class(tuple(spans(curves)))]
-    least_loss = loss(curves, best[0].spans) - NOISE * len(curves.times)
+    together = tuple(spans(curves))
+    best, most = [Class(together)], 0.0
     for axis in ("id", "weights"):
         for bound in sorted({curves.extent(s, axis)[0] for s in curves.times})[1:]:
             if any(low < bound <= high for low, high in (curves.extent(s, axis) for s in curves.times)):
                 continue
             small = curves.only(s for s in curves.times if curves.extent(s, axis)[0] < bound)
             large = curves.only(s for s in curves.times if curves.extent(s, axis)[0] >= bound)
-            two = spans(small), spans(large)
-            if not all(two):
-                continue
-            lost = loss(small, two[0]) + loss(large, two[1])
-            if lost < least_loss:
-                least_loss = lost
-                best = [Class(tuple(two[0]), axis, 1, bound - 1), Class(tuple(two[1]), axis, bound, None)]
+            two = tuple(spans(small)), tuple(spans(large))
+            gains = gain(small, together, two[0]) + gain(large, together, two[1]) if all(two) else []
+            if len(gains) >= FEWEST and sum(gains) > max(most, CLASS_NOISE * len(gains)):
+                most = sum(gains)
+                best = [Class(two[0], axis, 1, bound - 1), Class(two[1], axis, bound, None)]
     return best
 
 
@@ -403,7 +417,8 @@ def table(curves: Mapping[str, Curves]) -> str:
 
 def forced(kernel: str) -> str:
     """A table of gates with which every product of blocks goes through one kernel."""
-    gates = [{"name": "forced", "kernel": kernel, "types": "blocks"}] if kernel != "f32_matmul" else []
+    gates: list[dict[str, Any]] = [{"name": "forced", "kernel": kernel, "types": "blocks"}]
+    gates += [{"name": k, "kernel": k, "types": ["f16"]} for k in ("gemm_f16_wgmma", "gemm_f16_mma")]
     return json.dumps({"schema": 1, "gates": [*gates, {"name": "float", "kernel": "f32_matmul", "types": "all"}]})
 
 
@@ -417,7 +432,8 @@ def measured(args: argparse.Namespace, types: Sequence[str]) -> tuple[str, list[
     device = ""
     for size in args.sizes.split(","):
         file = folder / f"{size}.gguf"
-        words = ["synthetic", size, "q8_0", str(file), "--layer-types", ",".join(types)]
+        # The first layer is nobody's: a pass begins while the device is idle.
+        words = ["synthetic", size, "q8_0", str(file), "--layer-types", ",".join(["f16", *types])]
         say(f"making a model of {size}'s shapes, a layer of each type")
         engine.output(program, words)
         ods = {
@@ -437,29 +453,36 @@ def measured(args: argparse.Namespace, types: Sequence[str]) -> tuple[str, list[
 
 
 def records_of(trace: Path, ods: Mapping[str, int] | None = None) -> list[Record]:
-    """A trace's products as records: the median of every kernel, shape and number of rows.  A launch that multiplies
-    several matrices is one product with all of their rows; with `ods`, a matrix's rows, the record says how large
-    the smallest and the largest of them are.  Kernels that a product needs before and after it count as its own."""
+    """A trace's products as records: the median of every kernel, shape and number of rows.  Matrices that share their
+    activations are one product with all of their rows, in one launch or several, and groups of eight token rows are
+    one product with all of theirs.  Kernels that a product needs before and after it count as its own.  With `ods`, a
+    matrix's rows, a record says how large the smallest and the largest of the matrices are."""
     try:
         events = json.loads(read_text(trace))
     except json.JSONDecodeError as error:
         raise UserError(f"{shown(trace)}:{error.lineno}: not JSON: {error.msg}") from None
-    times: dict[tuple[str, str, int, int, int, tuple[int, ...]], list[float]] = defaultdict(list)
-    before, last = 0.0, None
+    products: list[_Product] = []
+    before, open_ = 0.0, False  # conversions that wait for their product; whether the last one may go on
     for event in events:
         if event.get("cat") == "multiply":
             a = event["args"]
-            names = a.get("weights", "").split(" + ")
-            parts = tuple(sorted({ods[name] for name in names})) if ods else ()
-            last = times[(event["name"], a["type"], a["nt"], a["od"], a["id"], parts)]
-            last.append(1e3 * event["dur"] + before)
-            before = 0.0
+            one = _Product(event["name"], a["type"], a["id"], a.get("weights", "").split(" + "))
+            if open_ and not before and products[-1].goes_on_with(one):
+                one = products[-1]
+            else:
+                products.append(one)
+            one.add(a["nt"], a["od"], before + 1e3 * event["dur"], a.get("weights", ""))
+            before, open_ = 0.0, True
         elif event["name"] in CONVERSIONS:
             before += 1e3 * event["dur"]
-        elif event["name"] in FINISHES and last:
-            last[-1] += 1e3 * event["dur"]
+        elif event["name"] in FINISHES and open_:
+            products[-1].ns += 1e3 * event["dur"]
         elif event.get("ph") == "X":
-            before, last = 0.0, None
+            before, open_ = 0.0, False
+    times: dict[tuple[str, str, int, int, int, tuple[int, ...]], list[float]] = defaultdict(list)
+    for p in products:
+        parts = tuple(sorted({ods[name] for name in p.names})) if ods else ()
+        times[(p.kernel, p.type, p.nt, p.od, p.id, parts)].append(p.ns)
     rung_of = {f"{t}_{kernel}": name.format(type=t) for kernel, name in RUNGS.items() for t in TYPES}
     found: list[Record] = []
     for (name, type_, nt, od, id_, parts), every_ns in times.items():
@@ -471,6 +494,43 @@ def records_of(trace: Path, ods: Mapping[str, int] | None = None) -> list[Record
                 record["params"] = {"least_od": parts[0], "most_od": parts[-1]}
             found.append(record)
     return found
+
+
+@dataclass
+class _Product:
+    """Launches that are one product: of matrices that share their activations, and of all of their rows."""
+
+    kernel: str
+    type: str
+    id: int
+    names: list[str]
+    ns: float = 0.0
+    rows: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # token rows, by the matrices of a launch
+    ods: dict[str, int] = field(default_factory=dict)
+
+    def add(self, nt: int, od: int, ns: float, weights: str) -> None:
+        self.ns += ns
+        self.rows[weights] += nt
+        self.ods[weights] = od
+        self.names += [name for name in weights.split(" + ") if name not in self.names]
+
+    @property
+    def nt(self) -> int:
+        return max(self.rows.values())
+
+    @property
+    def od(self) -> int:
+        return sum(self.ods.values())
+
+    def goes_on_with(self, other: _Product) -> bool:
+        """More rows of the same matrices after whole groups, or another matrix of the same activations."""
+        if (self.kernel, self.type, self.id) != (other.kernel, other.type, other.id):
+            return False
+        if set(other.names) <= set(self.names):
+            return self.kernel.endswith("_mmvq_tiles") and self.nt % ROWS_AT_ONCE == 0
+        roles = {name.removesuffix(".weight").split(".")[-1] for name in (*self.names, *other.names)}
+        layers = {name.split(".")[1] for name in (*self.names, *other.names) if name.count(".") > 1}
+        return len(layers) == 1 and any(roles <= set(group) for group in TOGETHER)
 
 
 def command_tune(args: argparse.Namespace) -> int:
