@@ -27,6 +27,32 @@ LADDER_LANES inline __m512 low_pairs(__m512 a, __m512 b) {
 LADDER_LANES inline __m512 high_pairs(__m512 a, __m512 b) {
   return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
 }
+/// sum_of_lanes() of each of 16 vectors, the same additions.
+LADDER_LANES inline __m512 sums_of_lanes(const __m512 v[16]) {
+  // Each step adds the halves of what is left of a vector, and puts those of two vectors beside each other.
+  __m512 eight[8], four[4], two[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {  // halves: vectors i, i + 8
+    eight[i] =
+        _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // quarters: vectors i, i + 8, i + 4, i + 12
+    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eight[i], eight[i + 4], 0x88),
+                            _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0xdd));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2;
+       ++i) {  // quarters of pairs: vectors i and i + 2, then those 8 after, 4 after, 12 after
+    two[i] = _mm512_add_ps(low_pairs(four[i], four[i + 2]), high_pairs(four[i], four[i + 2]));
+  }
+  // Of each quarter: vectors 0, 2, 1, 3.
+  const __m512 one =
+      _mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
+  const __m512i place = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return _mm512_permutexvar_ps(place, one);
+}
+
 /// 16 vectors as a square matrix, transposed.
 LADDER_LANES inline void transpose16(__m512 v[16]) {
   // Pairs of floats, pairs of pairs, then 128-bit lanes, twice.
