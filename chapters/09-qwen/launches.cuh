@@ -26,6 +26,20 @@ struct LaunchNote {
   const dispatch::Gate* gate = nullptr;          ///< of a multiplication
 };
 
+#if defined(__CUDACC__)
+/// Keeps a stream busy for a time.
+static __global__ void hold_stream(long long ns) {
+  const auto now = [] {
+    long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+  };
+  const long long begin = now();
+  while (now() - begin < ns) {
+  }
+}
+#endif
+
 class Launches {
  public:
   /// @param trace file, or empty for no trace @param probe measures the read roof in GB/s; asked once, for a trace
@@ -62,6 +76,7 @@ class Launches {
       require(launch());
       return;
     }
+    if (used_ == 0) hold(stream);
     if (timed_.size() == used_) timed_.push_back(std::make_unique<Timed>());
     Timed& t = *timed_[used_++];
     t.note = note;
@@ -89,6 +104,15 @@ class Launches {
     LaunchNote note;
     Timer timer;
   };
+
+  /// The device waits until the host has queued what follows. Otherwise short kernels would be timed with the host's
+  /// way to the next launch.
+  static void hold([[maybe_unused]] Stream& stream) {
+#if defined(__CUDACC__)
+    constexpr long long kLongEnough = 3'000'000;  // ns: some 300 launches, each with two events
+    require(launch(hold_stream, dim3(1), dim3(1), 0, stream, kLongEnough));
+#endif
+  }
 
   void write(Timed& t, Timed& first) {
     const double ns = t.timer.elapsed_ns(), begin = t.timer.begin_after_ns(first.timer);
