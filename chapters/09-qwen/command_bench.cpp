@@ -85,7 +85,10 @@ int bench_command(const BenchOptions& options) {
       LoadOptions load = options.load;
       load.context = context;
       load.threads = threads;
-      const std::unique_ptr<Engine> engine = load_engine(session, load, on_device);
+      LoadTime load_time;
+      const std::unique_ptr<Engine> engine = load_engine(session, load, on_device, &load_time);
+      if (options.progress)
+        std::fprintf(stderr, "qwen bench: loaded %s: %s\n", path.c_str(), to_text(load_time).c_str());
       const EngineInfo& info = engine->info();
       std::optional<cpu::ThreadPool> pool;
       std::optional<CpuReadProbe> probe;

@@ -56,10 +56,12 @@ std::vector<Token> prompt_tokens(const RunOptions& options, const std::string& t
 }
 
 std::string json_report(const RunOptions& options, const std::string& text, const Session& session,
-                        const EngineInfo& engine, std::uint64_t seed, std::span<const Token> prompt,
-                        const Generation& generation) {
+                        const EngineInfo& engine, const LoadTime& load, std::uint64_t seed,
+                        std::span<const Token> prompt, const Generation& generation) {
   const Statistics& s = generation.statistics;
   JsonObject timings;
+  timings.add("load_bytes", load.bytes).add("load_seconds", load.seconds);
+  if (load.gbps > 0) timings.add("load_gbps", load.gbps);
   timings.add("prompt_tokens", s.prompt_tokens)
       .add("prompt_seconds", s.prompt_seconds)
       .add("prompt_tokens_per_s", s.prompt_rate())
@@ -94,7 +96,8 @@ int run_command(const RunOptions& options) {
   const std::vector<Token> prompt = prompt_tokens(options, text, session);
   const SamplerOptions sampling = sampler_options(options.sampling, session);
   Sampler sampler(sampling, session.model.hp.vocabulary);
-  const std::unique_ptr<Engine> engine = load_engine(session, options.load, on_device);
+  LoadTime load_time;
+  const std::unique_ptr<Engine> engine = load_engine(session, options.load, on_device, &load_time);
 
   bool line_open = false;
   const auto show = [&line_open](std::string_view piece) {
@@ -124,10 +127,12 @@ int run_command(const RunOptions& options) {
   }
   if (line_open) print("\n");
   if (options.json) {
-    print(json_report(options, text, session, engine->info(), sampling.seed, prompt, generation) + "\n");
+    print(json_report(options, text, session, engine->info(), load_time, sampling.seed, prompt, generation) +
+          "\n");
   }
   if (options.report && !options.json) {
     const Statistics& s = generation.statistics;
+    std::fprintf(stderr, "loaded: %s\n", to_text(load_time).c_str());
     std::fprintf(stderr,
                  "prompt: %d tokens in %.2f s (%.1f tok/s); decode: %d tokens in %.2f s (%.1f tok/s)\n",
                  s.prompt_tokens, s.prompt_seconds, s.prompt_rate(), s.decode_steps, s.decode_seconds,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -127,7 +128,21 @@ std::vector<Token> Session::padding() const {
   return padding;
 }
 
-std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& options, bool on_device) {
+std::string to_text(const LoadTime& time) {
+  char text[96];
+  int n = std::snprintf(text, sizeof text, "%.2f GB in %.2f s", static_cast<double>(time.bytes) / 1e9,
+                        time.seconds);
+  if (time.gbps > 0)
+    std::snprintf(text + n, sizeof text - static_cast<std::size_t>(n), " (%.1f GB/s)", time.gbps);
+  return text;
+}
+
+std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& options, bool on_device,
+                                    LoadTime* time) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point first{}, last{};
+  std::uint64_t first_bytes = 0, bytes = 0;
   EngineOptions engine;
   engine.context = options.context;
   engine.kv_f16 = options.cache_type == "f16";
@@ -137,12 +152,23 @@ std::unique_ptr<Engine> load_engine(const Session& session, const LoadOptions& o
   engine.switches = environment_switches();
   if (on_device) engine.gates = gates_for(engine.switches, build_device());
   ProgressBar bar("loading " + session.model.name);
-  engine.on_progress = [&bar](std::uint64_t done, std::uint64_t total) {
+  engine.on_progress = [&](std::uint64_t done, std::uint64_t total) {
     Interrupt::check();
     bar.update(done, total);
+    last = Clock::now();
+    bytes = done;
+    if (first_bytes == 0) first = last, first_bytes = done;
   };
   try {
-    return on_device ? make_device_engine(session.model, engine) : make_cpu_engine(session.model, engine);
+    std::unique_ptr<Engine> made =
+        on_device ? make_device_engine(session.model, engine) : make_cpu_engine(session.model, engine);
+    if (time != nullptr) {
+      const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
+      const double copying = seconds(last - first);
+      *time = {bytes, seconds(Clock::now() - begin),
+               on_device && copying > 0 ? static_cast<double>(bytes - first_bytes) / copying / 1e9 : 0.0};
+    }
+    return made;
   } catch (const std::invalid_argument& e) {
     throw CommandError(e.what());  // an option that does not suit the model
   }
