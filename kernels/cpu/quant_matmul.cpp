@@ -66,7 +66,14 @@ constexpr long long kStripRows = 32;
 
 // While decoding a thread takes rows of about this many bytes at a time: long against taking them, short
 // against a matrix, so that the threads end together.
-constexpr std::size_t kPieceBytes = 16 << 10;
+constexpr std::size_t kPieceBytes = 32 << 10;
+
+/// Rows that a thread takes at a time. Sixteen outputs fill a line of the cache: no two threads write the same.
+long long rows_of_piece(std::size_t row_bytes) {
+  constexpr long long kLine = 16;
+  const auto rows = static_cast<long long>(kPieceBytes / row_bytes);
+  return rows < kLine ? std::max(rows, 4LL) : std::min(rows / kLine * kLine, 4 * kLine);
+}
 
 /// Rows shared out in two steps: every thread has a contiguous part of its own, so that it reads one stream,
 /// and one that has finished helps the others with theirs, piece by piece.
@@ -269,9 +276,7 @@ void multiply(std::span<const Product> products, const float* acts, const Quanti
   if (plan.rows() == 0) return;
   std::size_t longest = 1;
   for (const Product& p : products) longest = std::max(longest, row_bytes(p.type, id));
-  const long long piece = nt > kMaxQuantTokens
-                              ? kStripRows
-                              : std::clamp(static_cast<long long>(kPieceBytes / longest), 4LL, 64LL);
+  const long long piece = nt > kMaxQuantTokens ? kStripRows : rows_of_piece(longest);
   Shares shares(plan.rows(), piece, pool.size());
   pool.run([&](int thread, int) {
     shares.work(thread, [&](long long begin, long long end) { plan.multiply(begin, end); });
