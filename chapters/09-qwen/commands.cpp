@@ -398,8 +398,9 @@ class CommandLine {
 }  // namespace
 
 int command_line(int argc, char** argv) {
-  // Whoever reads our output may go (head, a pager). Then writing fails, and destructors still run.
+  // Whoever reads our output may go (head, a pager), a file may become too large. Then writing fails, and destructors run.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return CommandLine().run(with_long_names(argc, argv));
   } catch (const CommandError& e) {

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -685,6 +687,58 @@ TEST_CASE("without a graph: the same bits, for tokens and for prompts that come 
   }
 }
 
+TEST_CASE("tokens drawn on the device are those that the logits give, whatever is recorded or banned") {
+  const auto check = [](const Model& model, const EngineOptions& options) {
+    const std::unique_ptr<Engine> engine = make_device_engine(model, options);
+    const auto steps = static_cast<std::size_t>(kContext - 5);
+    std::vector<float> bias(kVocabulary);
+    for (const int banned : {0, 1, 2, 3}) {  // the ones that were drawn before
+      CAPTURE(banned);
+      std::vector<std::int32_t> singly(steps);
+      std::vector<float> logits(kVocabulary);
+      engine->truncate(0);
+      engine->evaluate(text(5), {});
+      std::int32_t token = 7;
+      for (std::int32_t& next : singly) {
+        engine->evaluate(std::span(&token, 1), logits);
+        for (std::size_t i = 0; i < bias.size(); ++i) logits[i] += bias[i];
+        next = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+        token = next;
+      }
+      REQUIRE(engine->can_follow(banned == 0 ? std::span<const float>() : std::span<const float>(bias)));
+      for (const std::size_t most : {std::size_t{1}, std::size_t{3}, steps}) {
+        engine->truncate(5);
+        std::vector<std::int32_t> drawn(steps, -2);
+        for (std::size_t at = 0; at < steps; at += most) {
+          const std::size_t n = std::min(most, steps - at);
+          engine->follow(at == 0 ? 7 : drawn[at - 1], std::span(drawn).subspan(at, n));
+        }
+        CHECK(drawn == singly);
+        CHECK(engine->position() == kContext);
+      }
+      CHECK_THROWS_AS(engine->follow(1, std::span(&token, 1)), ContextFull);
+      bias[static_cast<std::size_t>(singly[0])] = -std::numeric_limits<float>::infinity();
+      bias[static_cast<std::size_t>((singly[0] + 1) % kVocabulary)] += 0.25f;
+    }
+    engine->truncate(9);
+    std::vector<std::int32_t> none(2);
+    CHECK_THROWS_WITH(engine->follow(kVocabulary, none),
+                      "follow: token 72 is outside the vocabulary, 0 to 71");
+    CHECK_THROWS_AS(engine->follow(1, {}), std::invalid_argument);
+    CHECK(engine->position() == 9);
+    // Nothing is left to draw.
+    REQUIRE(engine->can_follow(std::vector<float>(kVocabulary, -std::numeric_limits<float>::infinity())));
+    engine->follow(1, none);
+    CHECK(none[0] == -1);
+  };
+  EngineOptions options = options_of(false);
+  check(*TinyModel(WeightType::q4_0, false, 1), options);
+  check(*TinyModel(mixture, false, 2), options);
+  check(*TinyModel(WeightType::f16, true, 1), options);
+  options.switches.no_cuda_graph = true;
+  check(*TinyModel(WeightType::q4_k, true, 1), options);
+}
+
 TEST_CASE("a trace has every launch of a multiplication, with its shape") {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("ladder-trace-" + std::to_string(getpid()) + ".json");
@@ -825,7 +879,8 @@ TEST_CASE("what does not fit is refused before anything is loaded, with the byte
   }
   // Keys and values of one layer: 2 * 2^30 tokens * 128 elements * 2 bytes.
   CHECK(message.find("KV cache 549755813888,") != std::string::npos);
-  CHECK(message.find("are free") != std::string::npos);
+  CHECK(message.find(" are free; -c ") != std::string::npos);
+  CHECK(message.ends_with(" would fit"));
   CHECK(message.find(" with the tied embedding in two forms, loading them ") != std::string::npos);
   CHECK(calls == 0);
 }

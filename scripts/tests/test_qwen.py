@@ -11,12 +11,14 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import struct
 import subprocess
 import tempfile
 import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -169,6 +171,132 @@ class Mistakes(QwenCase):
             self.refused("run", MODEL, "a", "--on", "gpu", words=("--on gpu", "qwen_cuda"))
         elif not Path("/dev/nvidiactl").exists():
             self.refused("run", MODEL, "a", "--on", "gpu", words=("--on gpu", "no GPU"))
+
+
+class Endings(QwenCase):
+    """What ends a program from outside: Ctrl-C, a reader that goes, a full disk, no memory, a lost device."""
+
+    def interrupted(self, *args: object, when: Callable[[], bool], **variables: str) -> subprocess.CompletedProcess:
+        """Ctrl-C as soon as `when` is true; the program must end by itself, with status 130."""
+        with subprocess.Popen(
+            [str(QWEN), *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **variables},
+        ) as process:
+            self.addCleanup(process.kill)
+            for _ in range(6000):
+                if when() or process.poll() is not None:
+                    break
+                time.sleep(0.01)
+            self.assertIsNone(process.poll(), "it ended before it could be interrupted")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn(b"interrupted", err)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def writing(self) -> bool:
+        return any(".part" in name for name in self.left())
+
+    def test_ctrl_c_while_a_file_is_written(self):
+        source = self.folder / "source.gguf"
+        self.qwen("synthetic", "0.5b", "F16", source, "--layer-types", "f16")
+        out = self.folder / "out.gguf"
+        out.write_text("what was there before")
+        for args in (("synthetic", "7b", "Q8_0", out), ("quantize", source, out, "Q4_K_M", "-t", 1)):
+            done = self.interrupted(*args, when=self.writing)
+            self.assertEqual(done.stderr, b"qwen: interrupted\n")
+            self.assertEqual((done.stdout, self.left()), (b"", ["out.gguf", "source.gguf"]))
+            self.assertEqual(out.read_text(), "what was there before")
+
+    def test_ctrl_c_while_a_model_loads_and_while_it_reads(self):
+        # The emulator takes seconds for a load and for every piece of a prompt.
+        args = ("run", MODEL, TALE * 4, "--on", "emulator", "-b", 9, "-c", 512)
+        for seconds in (0.4, 4.0):
+            begin = time.monotonic()
+            trace = self.folder / "trace.json"
+
+            def wait(seconds: float = seconds, begin: float = begin) -> bool:
+                return time.monotonic() > begin + seconds
+
+            done = self.interrupted(*args, when=wait, LADDER_TRACE=str(trace))
+            self.assertLessEqual(len(done.stderr.splitlines()), 3)
+            json.loads(trace.read_text())  # whole, whatever is in it
+
+    def test_ctrl_c_ends_a_bench_with_a_whole_report(self):
+        args = ("bench", MODEL, "--on", "cpu", "-t", 1, "-p", "8", "-n", "100000", "-o", "json")
+        begin = time.monotonic()
+        done = self.interrupted(*args, when=lambda: time.monotonic() > begin + 2)
+        self.assertEqual([row["n_prompt"] for row in json.loads(done.stdout)], [8])
+
+    def test_a_reader_that_goes(self):
+        for args in (("explain", MODEL), ("run", MODEL, "Once", "-n", 40, "--ignore-eos", "--on", "cpu")):
+            read, write = os.pipe()
+            os.close(read)
+            done = subprocess.run(
+                [str(QWEN), *map(str, args)],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+            os.close(write)
+            self.assertEqual((done.returncode, done.stderr), (141, b""), args)
+
+    def test_a_full_disk(self):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run([str(QWEN), "explain", str(MODEL)], stdout=full, stderr=subprocess.PIPE, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, b"qwen: writing to stdout failed: No space left on device\n")
+        out = self.folder / "out.gguf"
+        for args in (("synthetic", "tales", "Q8_0", out), ("quantize", MODEL, out, "Q8_0")):
+            done = subprocess.run(
+                [str(QWEN), *map(str, args)],
+                capture_output=True,
+                check=False,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+            )
+            self.assertEqual(done.returncode, 1, args)
+            self.assertRegex(done.stderr.decode(), r"^qwen: .*out\.gguf: cannot be written beyond byte \d+: .*\n$")
+            self.assertEqual((done.stdout, self.left()), (b"", []))
+
+    def emulated(self, *args: object, status: int, **variables: str) -> str:
+        command = [str(QWEN), "run", str(MODEL), "Once upon", "-n", "2", "--on", "emulator", *map(str, args)]
+        done = subprocess.run(
+            command, capture_output=True, check=False, stdin=subprocess.DEVNULL, env={**os.environ, **variables}
+        )
+        said = done.stderr.decode()
+        self.assertEqual(done.returncode, status, said)
+        if status:
+            self.assertEqual(len(said.splitlines()), 1, said)
+        return said
+
+    def test_a_model_that_does_not_fit(self):
+        little = {"LADDER_EMULATOR_MEMORY": "40000000"}
+        said = self.emulated("-c", 2048, "-ctk", "f32", status=1, **little)
+        found = re.search(r"bytes of device memory .* 40000000 are free; -c (\d+) would fit$", said)
+        assert found, said
+        context = int(found[1])
+        self.assertTrue(16 <= context < 2048, said)
+        self.emulated("-c", context, "-ctk", "f32", status=0, **little)
+        self.assertIn("would fit", self.emulated("-c", 2 * context, "-ctk", "f32", status=1, **little))
+        said = self.emulated("-c", 64, status=1, LADDER_EMULATOR_MEMORY="1000000")
+        self.assertRegex(said, r"with any context it would have to be \d+ bytes smaller: quantized")
+        self.assertIn("'1k' is not a whole number", self.emulated(status=2, LADDER_EMULATOR_MEMORY="1k"))
+
+    def test_a_device_that_is_lost(self):
+        # While weights become tiles, in the prompt, between two tokens; with a trace that is whole all the same.
+        trace = self.folder / "trace.json"
+        for launches in (3, 60, 100):
+            more = {"LADDER_EMULATOR_LAUNCHES": str(launches), "LADDER_TRACE": str(trace)}
+            said = self.emulated("-c", 64, status=1, **more)
+            self.assertRegex(said, r"^qwen: .*: the device was lost")
+            json.loads(trace.read_text())
 
 
 class Help(QwenCase):
