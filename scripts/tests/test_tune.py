@@ -440,6 +440,9 @@ class Experiments(unittest.TestCase):
             self.assertEqual([r["params"]["switch"] for r in lines], ["none", "none", "LADDER_MMQ=0", "LADDER_MMQ=0"])
             self.assertEqual(lines[2]["tokens_per_s"]["samples"], [200.0, 200.0])
             self.assertEqual({r["rung"] for r in lines}, {"engine_ab"})
+            row = ["mmq_off", "LADDER_MMQ=0", "1B Q4_0", "pp512", "100", "200", "2.000"]
+            self.assertEqual(ab.rows_of(lines, ["mmq_off"])[0], row)
+            self.assertEqual(ab.rows_of(lines, ["baseline"]), [])
             plot.unlink()
             text = self.ladder_ab("mmq_off", "--on", "emulator", "-o", str(plot))
             self.assertIn("no clock", text)

@@ -239,6 +239,24 @@ def switch_of(experiment: Experiment) -> str:
     return " ".join(f"{name}={value}" for name, value in experiment.variables.items())
 
 
+def rows_of(found: Sequence[Record], names: Sequence[str] | None) -> list[list[str]]:
+    """A row for each experiment and test that has both sides."""
+    sides = {(r["params"]["experiment"], r["test"], r["params"]["switch"] != "none"): r for r in found}
+    rows = []
+    for name, experiment in EXPERIMENTS.items():
+        if names and name not in names:
+            continue
+        for (_, test, switched), b in [item for item in sides.items() if item[0][0] == name]:
+            a = sides.get((name, test, False))
+            if a is None or not switched:
+                continue
+            model = f"{b['model']['size']} {b['model']['file_type']}"
+            before, after = a["tokens_per_s"]["mean"], b["tokens_per_s"]["mean"]
+            cells = [f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.3f}"]
+            rows.append([name, switch_of(experiment), model, test, *cells])
+    return rows
+
+
 def command_ab(args: argparse.Namespace) -> int:
     if args.name is None:
         rows = [[name, switch_of(e), e.model, e.text] for name, e in EXPERIMENTS.items()]

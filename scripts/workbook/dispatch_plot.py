@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from . import tune
+from . import plots, tune
 from .common import ROOT, UserError, one_of, read_text, shown
 from .plots import COLOURS, MARKERS, STYLE, save
 
@@ -81,6 +82,13 @@ def draw(gates: Gates, type_: str) -> Figure:
         )
         figure.subplots_adjust(left=0.09, right=0.98, top=0.93, bottom=0.11)
     return figure
+
+
+def fingerprint(gates: Gates, type_: str) -> str:
+    """sha256 over everything that a picture depends on."""
+    code = [hashlib.sha256(Path(module).read_bytes()).hexdigest() for module in (__file__, str(plots.__file__))]
+    content = json.dumps([gates, type_, code, matplotlib.__version__], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _times(axes: Axes, gates: Gates, type_: str, shape: str, kernels: Mapping[str, Mapping[str, float]]) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from cogapp import Cog
 from cogapp.cogapp import CogError
 
-from . import devices, engine, listing, records
+from . import ab, devices, engine, listing, records, tune
 from .build import CHAPTERS
 from .common import ROOT, UserError, markdown_table, one_of, say, shown
 from .records import Line, Record
@@ -367,6 +367,24 @@ class Weaver:
         title = f"{kind} of {_device_name(device)}, {choice.layer}"
         self._picture(path, plots.fingerprint(choice), lambda: plots.draw(choice), title)
 
+    def dispatch_map(self, device: str, type: str) -> None:
+        """An SVG plots/dispatch-<device>.svg beside the page: what the device's gates choose, and times of one type."""
+        from . import dispatch_plot
+
+        gates = dispatch_plot.read(tune.GATES / f"{device}.json")
+        path = self.page.parent / "plots" / f"dispatch-{device}.svg"
+        title = f"dispatch on {_device_name(device)}"
+        self._picture(path, dispatch_plot.fingerprint(gates, type), lambda: dispatch_plot.draw(gates, type), title)
+
+    def ab_table(self, device: str, names: Sequence[str] | None = None) -> None:
+        """The records of scripts/ladder ab on one device: speeds without and with each experiment's switch."""
+        found = [line.record for line in self.lines]
+        rows = ab.rows_of([r for r in found if r["rung"] == ab.RUNG and r["device"] == device], names)
+        if not rows:
+            raise Failure(f"no records of scripts/ladder ab on {device}")
+        head = ["experiment", "switch", "model", "test", "without, tokens/s", "with", "ratio"]
+        self.emit(markdown_table(head, rows, (4, 5, 6)))
+
     def block_picture(self, structs: Sequence[tuple[str, str]], name: str) -> None:
         """Which byte of a block holds what: plots/<name>.svg beside the page, drawn from structs (file, name)."""
         from . import layouts
@@ -668,6 +686,8 @@ _CALLABLE = (
     "code",
     "table",
     "engine_table",
+    "dispatch_map",
+    "ab_table",
     "ladder_table",
     "bytes_table",
     "value",
