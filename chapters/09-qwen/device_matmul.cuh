@@ -121,7 +121,7 @@ class DeviceMatmul {
       std::optional<LockedPages>
           locked;  // of the mapped file; to lock a few pages would take longer than it saves
       if (t->data.size() >= kWorthLocking) locked.emplace(t->data.data(), t->data.size());
-      rows.upload({reinterpret_cast<const unsigned char*>(t->data.data()), t->data.size()});
+      rows.upload_mapped({reinterpret_cast<const unsigned char*>(t->data.data()), t->data.size()});
       if (f.tiles) {
         w.tiles = Buffer<unsigned char>(tiles::bytes(t->type, shape_of(t)), "tiles");
         require(tiles::launch_repack(t->type, rows.data(), w.tiles.data(), shape_of(t), stream));

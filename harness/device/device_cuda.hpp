@@ -3,8 +3,10 @@
 
 #include <cuda_runtime.h>
 #include <cxxabi.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <span>
@@ -145,6 +147,43 @@ class Stream {
   cudaStream_t handle_ = nullptr;
 };
 
+namespace detail {
+
+/// The whole pages of a range of host memory, page-locked for reading while this lives; none where that is not possible
+/// or not worth it.
+class LockedPages {
+ public:
+  LockedPages(const void* data, std::size_t bytes)
+      : begin_(static_cast<const std::byte*>(data)), end_(begin_) {
+    constexpr std::size_t kWorthIt = std::size_t{1} << 20;
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const std::size_t head = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
+    if (bytes < head + kWorthIt) return;
+    const std::size_t whole = (bytes - head) / page * page;
+    auto* first = const_cast<std::byte*>(begin_) + head;
+    (void)::madvise(first, whole,
+                    MADV_WILLNEED);  // of a file: many pages at once, instead of one after the other
+    if (cudaHostRegister(first, whole, cudaHostRegisterReadOnly) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return;
+    }
+    begin_ = first;
+    end_ = first + whole;
+  }
+  ~LockedPages() {
+    if (end_ != begin_) (void)cudaHostUnregister(const_cast<std::byte*>(begin_));
+  }
+  LockedPages(const LockedPages&) = delete;
+  LockedPages& operator=(const LockedPages&) = delete;
+  const std::byte* begin() const { return begin_; }
+  const std::byte* end() const { return end_; }
+
+ private:
+  const std::byte *begin_, *end_;
+};
+
+}  // namespace detail
+
 /// `n` elements of device memory. The name appears in the emulator's reports.
 template <class T>
 class Buffer {
@@ -182,6 +221,20 @@ class Buffer {
   void upload(std::span<const T> src) {
     if (src.size() > size_) throw DeviceError("Buffer::upload: source longer than the buffer");
     LADDER_CUDA(cudaMemcpy(data_, src.data(), src.size_bytes(), cudaMemcpyHostToDevice));
+    settle();
+  }
+  /// The same from memory that a file is mapped to. Its pages are locked for the time, which makes the bus the limit.
+  void upload_mapped(std::span<const T> src) {
+    if (src.size() > size_) throw DeviceError("Buffer::upload_mapped: source longer than the buffer");
+    const std::span<const std::byte> all = std::as_bytes(src);
+    const detail::LockedPages locked(all.data(), all.size());
+    const std::byte* const ends[] = {all.data(), locked.begin(), locked.end(), all.data() + all.size()};
+    for (int i = 0; i < 3; ++i) {
+      const auto bytes = static_cast<std::size_t>(ends[i + 1] - ends[i]);
+      if (bytes == 0) continue;
+      void* to = reinterpret_cast<std::byte*>(data_) + (ends[i] - all.data());
+      LADDER_CUDA(cudaMemcpy(to, ends[i], bytes, cudaMemcpyHostToDevice));
+    }
     settle();
   }
   void download(std::span<T> dst) const {

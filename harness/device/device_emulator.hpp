@@ -125,6 +125,8 @@ class Buffer {
     std::memcpy(static_cast<void*>(data_), src.data(), src.size_bytes());
     emu::note_written(data_, src.size_bytes());
   }
+  /// The same from memory that a file is mapped to.
+  void upload_mapped(std::span<const T> src) { upload(src); }
   void download(std::span<T> dst) const {
     if (dst.size() > size_) throw DeviceError("Buffer::download: destination longer than the buffer");
     if (dst.empty()) return;

@@ -52,6 +52,7 @@ FINISHES = ("add_bias", "add_residual", "swiglu")
 # Matrices of a layer that share their activations: one product, launched together by the kernels that can.
 TOGETHER = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
 FARTHEST = 512  # rows up to which bounds are looked for
+CLOSELY = 129  # from here on every eighth number is looked at
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +98,17 @@ class Curves:
     )
     # Weights of the smallest and of the largest matrix of a launch, where they are not od * id.
     parts: dict[Shape, tuple[int, int]] = field(default_factory=dict)
+    rows: dict[tuple[Shape, int], dict[str, float]] = field(default_factory=dict)  # what at() has found
 
     def only(self, shapes: Iterable[Shape]) -> Curves:
-        return Curves(self.type, {s: self.times[s] for s in shapes}, self.parts)
+        return Curves(self.type, {s: self.times[s] for s in shapes}, self.parts, self.rows)
+
+    def at(self, shape: Shape, nt: int) -> dict[str, float]:
+        """The time of every kernel that has one."""
+        if (shape, nt) not in self.rows:
+            times = {k: self.time(shape, k, nt) for k in self.kernels(shape)}
+            self.rows[shape, nt] = {k: t for k, t in times.items() if t is not None}
+        return self.rows[shape, nt]
 
     def extent(self, shape: Shape, axis: str) -> tuple[int, int]:
         """The least and the most that a gate's bound on an axis is compared with, for the matrices of a launch."""
@@ -171,11 +180,10 @@ def cost(curves: Curves, kernel: str, nt: int, shapes: Sequence[Shape]) -> float
     """Mean logarithm of a kernel's time over the best kernel's; None where a shape has no time for it."""
     total = 0.0
     for shape in shapes:
-        times = {k: curves.time(shape, k, nt) for k in curves.kernels(shape)}
-        mine = times.get(kernel)
-        if mine is None:
+        times = curves.at(shape, nt)
+        if kernel not in times:
             return None
-        total += math.log(mine / min(t for t in times.values() if t is not None))
+        total += math.log(times[kernel] / min(times.values()))
     return total / len(shapes)
 
 
@@ -190,7 +198,7 @@ def spans(curves: Curves) -> list[Span]:
         return []
     found: list[Span] = []
     decided = 0  # the last number of rows for which every candidate has a time
-    for nt in range(1, FARTHEST + 1):
+    for nt in (*range(1, CLOSELY), *range(CLOSELY, FARTHEST + 1, 8)):
         costs = {k: cost(curves, k, nt, shapes) for k in candidates}
         known = {k: c for k, c in costs.items() if c is not None}
         # Up to eight rows are decoding's, where others may not have been measured.  Beyond, nobody wins by absence.
@@ -201,7 +209,7 @@ def spans(curves: Curves) -> list[Span]:
         if found and found[-1].kernel in known and known[found[-1].kernel] <= known[best] + NOISE:
             best = found[-1].kernel
         if not found or best != found[-1].kernel:
-            found.append(Span(best, decided + 1, None))
+            found.append(Span(best, decided + 1 if nt <= CLOSELY else nt, None))
         decided = nt
     closed = [Span(a.kernel, a.least, b.least - 1) for a, b in itertools.pairwise(found)]
     return [*closed, *found[-1:]]
@@ -225,9 +233,9 @@ def gain(curves: Curves, old: Sequence[Span], new: Sequence[Span]) -> list[float
     for shape in curves.times:
         for nt in LOOKED_AT:
             a, b = chosen(old, nt), chosen(new, nt)
-            times = [curves.time(shape, kernel, nt) for kernel in (a, b)]
-            if a != b and times[0] and times[1]:
-                gains.append(math.log(times[0] / times[1]))
+            times = curves.at(shape, nt)
+            if a != b and a in times and b in times:
+                gains.append(math.log(times[a] / times[b]))
     return gains
 
 
@@ -418,7 +426,8 @@ def table(curves: Mapping[str, Curves]) -> str:
 def forced(kernel: str) -> str:
     """A table of gates with which every product of blocks goes through one kernel."""
     gates: list[dict[str, Any]] = [{"name": "forced", "kernel": kernel, "types": "blocks"}]
-    gates += [{"name": k, "kernel": k, "types": ["f16"]} for k in ("gemm_f16_wgmma", "gemm_f16_mma")]
+    # A layer of f16 goes along. Its single rows stay f32: the engine does not fuse a token's launches otherwise.
+    gates += [{"name": k, "kernel": k, "types": ["f16"], "nt": [2, None]} for k in ("gemm_f16_wgmma", "gemm_f16_mma")]
     return json.dumps({"schema": 1, "gates": [*gates, {"name": "float", "kernel": "f32_matmul", "types": "all"}]})
 
 
