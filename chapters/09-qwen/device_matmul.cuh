@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -118,9 +117,6 @@ class DeviceMatmul {
       DeviceWeight w;
       if (f.rows) w.rows = Buffer<unsigned char>(t->data.size(), "weights");
       Buffer<unsigned char>& rows = f.rows ? w.rows : passing;
-      std::optional<LockedPages>
-          locked;  // of the mapped file; to lock a few pages would take longer than it saves
-      if (t->data.size() >= kWorthLocking) locked.emplace(t->data.data(), t->data.size());
       rows.upload_mapped({reinterpret_cast<const unsigned char*>(t->data.data()), t->data.size()});
       if (f.tiles) {
         w.tiles = Buffer<unsigned char>(tiles::bytes(t->type, shape_of(t)), "tiles");
@@ -259,8 +255,6 @@ class DeviceMatmul {
   /// What silu(gate) * up is multiplied with before it becomes f16: numbers up to four million fit, and what is lost below
   /// 2^-18 is nothing beside a row's larger ones.
   static constexpr float kGatedScale = 1.0f / 64;
-
-  static constexpr std::size_t kWorthLocking = std::size_t{1} << 20;
 
   struct Forms {
     bool rows = false, tiles = false, halves = false;

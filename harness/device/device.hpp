@@ -3,7 +3,6 @@
 //   Stream              an ordered queue of work
 //   Buffer<T>           RAII device memory
 //   HostBuffer<T>       host memory that kernels can write
-//   LockedPages         somebody's host memory, locked in place while it is copied from
 //   Timer               elapsed device time between two points of a stream, in ns
 //   Graph               a captured sequence of launches that replays with one call
 //   launch(...)         start a kernel; never a chevron in host code

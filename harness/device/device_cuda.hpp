@@ -161,8 +161,7 @@ class LockedPages {
     if (bytes < head + kWorthIt) return;
     const std::size_t whole = (bytes - head) / page * page;
     auto* first = const_cast<std::byte*>(begin_) + head;
-    (void)::madvise(first, whole,
-                    MADV_WILLNEED);  // of a file: many pages at once, instead of one after the other
+    (void)::madvise(first, whole, MADV_WILLNEED);  // of a file: many pages at once
     if (cudaHostRegister(first, whole, cudaHostRegisterReadOnly) != cudaSuccess) {
       (void)cudaGetLastError();
       return;
@@ -292,32 +291,6 @@ class HostBuffer {
  private:
   T* data_ = nullptr;
   std::size_t size_ = 0;
-};
-
-/// Locks the pages of memory that somebody else owns, for as long as this lives: the device then copies from them itself,
-/// at the speed of the bus. The memory may be read-only, such as a mapped file. Where the system refuses, as it does beyond
-/// its limit of locked memory, copies are right all the same, only slower.
-class LockedPages {
- public:
-  LockedPages(const void* begin, std::size_t bytes) {
-    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-    const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(begin) / page * page;
-    const std::uintptr_t to = (reinterpret_cast<std::uintptr_t>(begin) + bytes + page - 1) / page * page;
-    void* pages = reinterpret_cast<void*>(from);
-    if (cudaHostRegister(pages, to - from, cudaHostRegisterReadOnly) == cudaSuccess) {
-      pages_ = pages;
-    } else {
-      (void)cudaGetLastError();
-    }
-  }
-  ~LockedPages() {
-    if (pages_ != nullptr) (void)cudaHostUnregister(pages_);
-  }
-  LockedPages(const LockedPages&) = delete;
-  LockedPages& operator=(const LockedPages&) = delete;
-
- private:
-  void* pages_ = nullptr;
 };
 
 /// Device time between start() and stop() on one stream. Event resolution is about 0.5 us.

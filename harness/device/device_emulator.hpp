@@ -164,16 +164,6 @@ class HostBuffer {
   Buffer<T> all_;
 };
 
-/// Nothing here copies past the processor, so there is nothing to lock.
-class LockedPages {
- public:
-  LockedPages(const void*, std::size_t) {}
-  ~LockedPages() {
-  }  // not trivial, as on a GPU: an object that is there for its lifetime only is no unused variable
-  LockedPages(const LockedPages&) = delete;
-  LockedPages& operator=(const LockedPages&) = delete;
-};
-
 /// Host time between start() and stop(): how long the emulation took, which says nothing about any GPU.
 class Timer {
  public:
