@@ -265,8 +265,15 @@ BenchResult run_bench(Engine& engine, int vocabulary, const BenchTest& test, int
                       i + n == tokens.size() ? logits : std::span<float>());
     }
   };
+  constexpr int kAtOnce = 16;  // tokens that the engine draws before the host hears of them
+  const bool follow = engine.can_follow({});
   const auto evaluate_singly = [&](int count) {
-    for (int i = 0; i < count && !stop(); ++i) {
+    std::vector<Token> drawn;
+    for (int i = 0; follow && i < count && !stop(); i += kAtOnce) {
+      drawn.resize(static_cast<std::size_t>(std::min(kAtOnce, count - i)));
+      engine.follow(any(random), drawn);
+    }
+    for (int i = 0; !follow && i < count && !stop(); ++i) {
       const Token token = any(random);
       engine.evaluate(std::span(&token, 1), logits);
     }

@@ -57,6 +57,21 @@ class Engine {
   /// Empty for an engine to which all memory is the same.
   [[nodiscard]] virtual std::span<float> logits_room() { return {}; }
 
+  /// Prepares follow(). @param bias [vocabulary] added to logits, none of it NaN or +infinity; empty for none
+  /// false: this engine has no follow().
+  [[nodiscard]] virtual bool can_follow(std::span<const float> bias) {
+    (void)bias;
+    return false;
+  }
+  /// Runs `token`, then the token with the largest logit after it (the lowest of equals), and so on, without a look at the
+  /// logits in between: drawn.size() tokens, the last of which is drawn and not run. A token that cannot be drawn, as
+  /// logits are no numbers, is -1, and nothing after it means anything.
+  /// Throws std::invalid_argument for a token out of range and no room, ContextFull when the tokens do not fit.
+  virtual void follow(std::int32_t token, std::span<std::int32_t> drawn) {
+    (void)token, (void)drawn;
+    throw std::logic_error("this engine has no follow()");
+  }
+
   /// Forgets all tokens from `position` on. 0 <= position <= position().
   virtual void truncate(int position) = 0;
 };
@@ -75,6 +90,8 @@ class ContextFull : public std::runtime_error {
 /// Throws what Engine::evaluate says. @param logits how many floats there is room for
 void check_evaluate(const Engine& engine, int vocabulary, std::span<const std::int32_t> tokens,
                     std::size_t logits);
+/// Throws what Engine::follow says. @param steps how many tokens it is to run
+void check_follow(const Engine& engine, int vocabulary, std::int32_t token, std::size_t steps);
 /// Throws what Engine::truncate says: std::invalid_argument for a position beyond the cache.
 void check_truncate(const Engine& engine, int position);
 

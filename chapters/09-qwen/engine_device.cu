@@ -29,6 +29,7 @@
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_f32.cuh"
 #include "kernels/attention/attention_prefill.cuh"
+#include "kernels/elementwise/argmax.cuh"
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/elementwise/rope_store.cuh"
 #include "kernels/elementwise/set_step.cuh"
@@ -165,11 +166,39 @@ class DeviceEngine final : public Engine {
       } else if (wanted) {
         read_logits(rows - 1, 1, logits);
       } else {
-        stream_.synchronize();
-        launches_.write_trace();
+        finish();
       }
     }
     position_ += n;
+  }
+
+  [[nodiscard]] bool can_follow(std::span<const float> bias) override {
+    if (drawn_.size() == 0) {
+      drawn_ = HostBuffer<std::int32_t>(static_cast<std::size_t>(options_.context) + 1);
+      argmax_state_ = Buffer<unsigned char>(argmax_workspace(1), "the largest logit so far");
+      argmax_state_.fill_bytes(0);
+      bias_ = Buffer<float>(static_cast<std::size_t>(model_.hp.vocabulary), "what is added to logits");
+    }
+    if (bias.empty()) {
+      bias_.fill_bytes(0);
+    } else {
+      bias_.upload(bias);
+    }
+    return true;
+  }
+
+  void follow(std::int32_t token, std::span<std::int32_t> drawn) override {
+    check_follow(*this, model_.hp.vocabulary, token, drawn.size());
+    set_step(std::span(&token, 1), position_);
+    for (std::size_t i = 0; i < drawn.size(); ++i) {
+      // Behind the token before, whose choice it finds on the device.
+      queue_again(followed_, [this] { queue_token(logits_.data(), true); });
+      if (!launches_.replay()) finish();
+    }
+    finish();
+    const auto first = static_cast<std::size_t>(position_) + 1;
+    std::copy_n(drawn_.data() + first, drawn.size(), drawn.data());
+    position_ += static_cast<int>(drawn.size());
   }
 
   [[nodiscard]] std::span<float> logits_room() override { return {row_.data(), row_.size()}; }
@@ -180,6 +209,11 @@ class DeviceEngine final : public Engine {
   }
 
  private:
+  /// The launches of a token, which are the same for every token.
+  struct Again {
+    int launches = 0;  // 0 before the first time
+    std::optional<Graph> recorded;
+  };
   static Buffer<float> floats(std::int64_t rows, std::int64_t length, const char* name) {
     return Buffer<float>(product(rows, length), name);
   }
@@ -225,8 +259,8 @@ class DeviceEngine final : public Engine {
     const std::int64_t row = hp.embedding_length + 2LL * heads_.q_length() + 2LL * heads_.kv_length() +
                              2LL * hp.feed_forward_length;
     const std::uint64_t work = 4 * (product(options_.batch, row) + product(logits_rows(), hp.vocabulary)) +
-                               context * rotated_token + tile_acts::bytes(1, longest_row()) +
-                               matmul_.work_bytes();
+                               context * rotated_token + 4 * static_cast<std::uint64_t>(hp.vocabulary) +
+                               tile_acts::bytes(1, longest_row()) + matmul_.work_bytes();
     const std::uint64_t needed = weights + loading + cache + work, available = device_free_bytes();
     if (needed <= available) return;
     const bool twice = model_.tied && matmul_.kept_twice(model_.token_embd);
@@ -524,33 +558,53 @@ class DeviceEngine final : public Engine {
                      rows, stream_);
   }
 
-  /// One token, whose step is set, and its logits. The first time launch by launch (which also loads the kernels), the
-  /// second time recorded, and from then on replayed: a call for all of them. Synchronises.
-  void decode(std::span<float> logits) {
-    const auto queue_all = [this] {
-      const Product output = {model_.output, row_.data()};
-      if (fused_one_) {
-        forward_one();
-        multiply_one({&output, 1}, row_acts(), x_.data(), model_.output_norm);
-      } else {
-        forward(1);
-        matmul_.multiply({&output, 1}, {x_.data(), model_.output_norm}, 1, stream_);
-      }
-    };
-    if (info_.kernels_per_token == 0) {
-      const int before = launches_.count() - 1;  // one has set the step
+  /// One token, whose step is set, to its logits, in device memory or row_. @param draw and the largest of them to the step
+  void queue_token(float* logits, bool draw) {
+    const Product output = {model_.output, logits};
+    if (fused_one_) {
+      forward_one();
+      multiply_one({&output, 1}, row_acts(), x_.data(), model_.output_norm);
+    } else {
+      forward(1);
+      matmul_.multiply({&output, 1}, {x_.data(), model_.output_norm}, 1, stream_);
+    }
+    if (!draw) return;
+    queue({"argmax", {}, 1, model_.hp.vocabulary}, [&] {
+      return launch_argmax(logits, drawn_.data(), 1, model_.hp.vocabulary, argmax_state_.data(), stream_,
+                           overlap(), bias_.data(), {step_.data(), drawn_.data()});
+    });
+  }
+
+  /// The same launches for every token: the first time one by one (which also loads the kernels), the second time
+  /// recorded, and from then on replayed: a call for all of them.
+  template <class F>
+  void queue_again(Again& again, F&& queue_all) {
+    if (again.launches == 0) {
+      const int before = launches_.count();
       queue_all();
-      info_.kernels_per_token = launches_.count() - before;
+      again.launches = launches_.count() - before;
+      if (info_.kernels_per_token > 0) return;
+      info_.kernels_per_token = again.launches + (&again == &one_ ? 1 : 0);  // one has set the step
       info_.kernels += "; " + std::to_string(info_.kernels_per_token) + " launches a token";
     } else if (options_.switches.no_cuda_graph || !launches_.replay()) {
       queue_all();
     } else {
-      if (!recorded_) recorded_ = record(queue_all);
-      recorded_->launch(stream_);
+      if (!again.recorded) again.recorded = record(queue_all);
+      again.recorded->launch(stream_);
     }
+  }
+
+  /// One token, whose step is set, and its logits. Synchronises.
+  void decode(std::span<float> logits) {
+    queue_again(one_, [this] { queue_token(row_.data(), false); });
+    finish();
+    if (logits.data() != row_.data()) std::copy(row_.data(), row_.data() + row_.size(), logits.data());
+  }
+
+  /// Waits for all that is queued.
+  void finish() {
     stream_.synchronize();
     launches_.write_trace();
-    if (logits.data() != row_.data()) std::copy(row_.data(), row_.data() + row_.size(), logits.data());
   }
 
   /// Logits of rows r0 .. r0+rows-1 of x_, a few at a time. Synchronises.
@@ -563,8 +617,7 @@ class DeviceEngine final : public Engine {
     }
   }
   void download_logits(int rows, std::span<float> logits) {
-    stream_.synchronize();
-    launches_.write_trace();
+    finish();
     logits_.download(logits.first(product(rows, model_.hp.vocabulary)));
   }
 
@@ -587,8 +640,11 @@ class DeviceEngine final : public Engine {
   Buffer<float> squares_;                            // and sums of its squares, 32 each
   Buffer<unsigned char> workspace_;                  // of attention_decode
   Buffer<float> logits_;                             // [logits_rows][vocabulary]
-  HostBuffer<float> row_;          // one token's logits, written by the kernel that computes them
-  std::optional<Graph> recorded_;  // a token and its logits
+  HostBuffer<float> row_;           // one token's logits, written by the kernel that computes them
+  HostBuffer<std::int32_t> drawn_;  // [context + 1], by position: tokens of follow()
+  Buffer<unsigned char> argmax_state_;
+  Buffer<float> bias_;                          // [vocabulary] of follow()
+  Again one_, followed_;                        // a token and its logits; and the token after it
   std::map<int, std::optional<Graph>> passes_;  // by their number of rows: seen once, or recorded
 };
 

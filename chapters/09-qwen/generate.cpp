@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <stdexcept>
 
 namespace ladder::qwen {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr double kUnnoticed = 0.02;      ///< seconds between pieces of text
+constexpr std::size_t kMostAtOnce = 16;  ///< tokens drawn before one is looked at
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -96,7 +100,15 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
   statistics.prompt_tokens = static_cast<int>(prompt.size());
   history.insert(history.end(), prompt.begin(), prompt.end());
 
-  // 2. One token at a time. `position` of the draw is where the token will stand, so that a seed gives the
+  // 2. Where a draw is the largest logit, and the engine finds that itself, several tokens are drawn before they are looked
+  //    at: so many that a user does not notice.
+  const std::optional<std::vector<float>> bias = sampler.largest_with_bias();
+  const bool follow = bias && engine.can_follow(*bias);
+  std::vector<Token> ahead;  // what the engine has drawn; all but the last are in its cache
+  std::size_t looked_at = 0, at_once = 1;
+  const auto position = [&] { return before + static_cast<int>(prompt.size() + result.evaluated); };
+
+  // 3. One token at a time. `position` of the draw is where the token will stand, so that a seed gives the
   // same text however the tokens before it came into the cache.
   Output output(options, result.text);
   const Clock::time_point decode_start = Clock::now();
@@ -109,9 +121,18 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
       result.reason = StopReason::interrupted;
       break;
     }
-    const Clock::time_point sample_start = Clock::now();
-    const Token token = sampler.sample(logits, history, static_cast<std::uint64_t>(engine.position()));
-    statistics.sample_seconds += seconds_since(sample_start);
+    Token token = looked_at < ahead.size() ? ahead[looked_at++] : -1;
+    if (token < 0) {
+      if (!ahead.empty()) {  // what the engine cannot draw: the sampler says why
+        engine.truncate(position() - 1);
+        engine.evaluate(std::span(&history.back(), 1), logits);
+        ahead.clear();
+        looked_at = 0;
+      }
+      const Clock::time_point sample_start = Clock::now();
+      token = sampler.sample(logits, history, static_cast<std::uint64_t>(position()));
+      statistics.sample_seconds += seconds_since(sample_start);
+    }
     if (!options.ignore_eos && tokenizer.ends_generation(token)) {
       result.reason = StopReason::end_of_generation;
       break;
@@ -125,16 +146,28 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
       result.reason = StopReason::limit;
       break;  // nothing follows this token, so its row of the cache is not needed
     }
-    if (engine.position() >= engine.context()) {
+    if (position() >= engine.context()) {
       result.reason = StopReason::context_full;
       break;
     }
-    engine.evaluate(std::span(&token, 1), logits);
+    if (!follow) {
+      engine.evaluate(std::span(&token, 1), logits);
+    } else if (looked_at == ahead.size()) {  // and so this token is not in the cache yet
+      std::size_t most = static_cast<std::size_t>(engine.context() - position());
+      if (options.limit >= 0)
+        most = std::min(most, static_cast<std::size_t>(options.limit) - result.tokens.size());
+      ahead.resize(std::min(most, at_once));
+      looked_at = 0;
+      const Clock::time_point start = Clock::now();
+      engine.follow(token, ahead);
+      if (seconds_since(start) < kUnnoticed) at_once = std::min(2 * at_once, kMostAtOnce);
+    }
     history.push_back(token);
     ++result.evaluated;
     ++statistics.decode_steps;
   }
   statistics.decode_seconds = seconds_since(decode_start);
+  if (engine.position() > position()) engine.truncate(position());
   output.finish();
   return result;
 }

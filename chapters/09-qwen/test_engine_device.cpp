@@ -690,9 +690,9 @@ TEST_CASE("without a graph: the same bits, for tokens and for prompts that come 
 TEST_CASE("tokens drawn on the device are those that the logits give, whatever is recorded or banned") {
   const auto check = [](const Model& model, const EngineOptions& options) {
     const std::unique_ptr<Engine> engine = make_device_engine(model, options);
-    const auto steps = static_cast<std::size_t>(kContext - 5);
+    const auto steps = static_cast<std::size_t>(options.context - 5);
     std::vector<float> bias(kVocabulary);
-    for (const int banned : {0, 1, 2, 3}) {  // the ones that were drawn before
+    for (const int banned : {0, 1}) {  // the ones that were drawn before
       CAPTURE(banned);
       std::vector<std::int32_t> singly(steps);
       std::vector<float> logits(kVocabulary);
@@ -714,7 +714,7 @@ TEST_CASE("tokens drawn on the device are those that the logits give, whatever i
           engine->follow(at == 0 ? 7 : drawn[at - 1], std::span(drawn).subspan(at, n));
         }
         CHECK(drawn == singly);
-        CHECK(engine->position() == kContext);
+        CHECK(engine->position() == options.context);
       }
       CHECK_THROWS_AS(engine->follow(1, std::span(&token, 1)), ContextFull);
       bias[static_cast<std::size_t>(singly[0])] = -std::numeric_limits<float>::infinity();
@@ -732,6 +732,7 @@ TEST_CASE("tokens drawn on the device are those that the logits give, whatever i
     CHECK(none[0] == -1);
   };
   EngineOptions options = options_of(false);
+  options.context = 11;
   check(*TinyModel(WeightType::q4_0, false, 1), options);
   check(*TinyModel(mixture, false, 2), options);
   check(*TinyModel(WeightType::f16, true, 1), options);

@@ -2,6 +2,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -93,12 +94,41 @@ class ScriptedEngine : public Engine {
     }
   }
 
+  [[nodiscard]] bool can_follow(std::span<const float> bias) override {
+    bias_.assign(bias.begin(), bias.end());
+    return follows;
+  }
+  void follow(std::int32_t token, std::span<std::int32_t> drawn) override {
+    check_follow(*this, kVocabulary, token, drawn.size());
+    followed.push_back(drawn.size());
+    for (std::int32_t& next : drawn) {
+      if (token < 0) continue;  // nothing after it means anything
+      std::vector<float> logits(kVocabulary);
+      evaluate(std::span(&token, 1), logits);
+      batches.pop_back();
+      next = -1;
+      for (int i = 0; i < kVocabulary; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        logits[at] += bias_.empty() ? 0 : bias_[at];
+        if (std::isnan(logits[at])) {
+          next = -1;
+          break;
+        }
+        if (next < 0 || logits[at] > logits[static_cast<std::size_t>(next)]) next = i;
+      }
+      token = next;
+    }
+  }
+
+  bool follows = false;
+  std::vector<std::size_t> followed;
   std::vector<Token> cache;
   std::vector<std::size_t> batches;
   std::vector<int> truncated;
   int nan_at = -1;
 
  private:
+  std::vector<float> bias_;
   EngineInfo info_{"cpu", "scripted", "none"};
   int context_, start_;
   std::vector<Token> script_;
@@ -136,6 +166,57 @@ GenerateOptions limit(int n) {
 }
 
 }  // namespace
+
+TEST_CASE("an engine that draws several tokens at once: the same text, history and reason") {
+  std::string story;
+  for (int i = 0; i < 60; ++i)
+    story += std::string(1, static_cast<char>('a' + i % 26)) + (i % 7 == 3 ? "\n" : "");
+  std::vector<Token> ending = bytes_of(story);
+  ending.insert(ending.begin() + 45, kEndOfText);
+  GenerateOptions stop_string = limit(50), two = limit(2), all = limit(-1), ignore = limit(-1);
+  stop_string.stops = {"kl"};
+  ignore.ignore_eos = true;
+  int asked = 0;
+  GenerateOptions interrupt = limit(-1);
+  interrupt.interrupted = [&asked] { return ++asked > 20; };
+  for (const GenerateOptions& options :
+       {limit(0), limit(1), two, limit(17), limit(40), all, ignore, stop_string, interrupt}) {
+    for (const int context : {4, 20, 200}) {
+      for (const std::vector<Token>& script : {bytes_of(story), ending}) {
+        ScriptedEngine singly(context, 3, script), ahead(context, 3, script);
+        ahead.follows = true;
+        asked = 0;
+        const Outcome a = run(singly, "abc", options);
+        asked = 0;
+        const Outcome b = run(ahead, "abc", options);
+        CHECK(a.generation.text == b.generation.text);
+        CHECK(a.generation.tokens == b.generation.tokens);
+        CHECK(a.generation.reason == b.generation.reason);
+        CHECK(a.generation.evaluated == b.generation.evaluated);
+        CHECK(a.generation.statistics.decode_steps == b.generation.statistics.decode_steps);
+        CHECK(a.pieces == b.pieces);
+        CHECK(a.history == b.history);
+        CHECK(ahead.batches == std::vector<std::size_t>{3});  // only the prompt
+        if (b.generation.evaluated > 20)
+          CHECK(*std::max_element(ahead.followed.begin(), ahead.followed.end()) == 16);
+      }
+    }
+  }
+}
+
+TEST_CASE("an engine that draws tokens itself and meets a NaN: the sampler says which") {
+  ScriptedEngine engine(100, 3, bytes_of("some words"));
+  engine.follows = true;
+  engine.nan_at = 9;
+  std::string message;
+  try {
+    (void)run(engine, "abc", limit(-1));
+  } catch (const NotANumber& e) {
+    message = e.what();
+  }
+  CHECK(message.find("the logit of token 7 is NaN") != std::string::npos);
+  CHECK(engine.position() == 9);
+}
 
 TEST_CASE("the limit counts drawn tokens, and the last one is not evaluated") {
   ScriptedEngine engine(64, 2, bytes_of("abcdef"));

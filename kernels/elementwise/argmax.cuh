@@ -1,11 +1,13 @@
 // RUNG      argmax: the largest of a row of logits, by many blocks and one atomic each.
 // PREV      none: without it, 608 KB of logits go to the host for one number
-// COMPUTES  ids[t] = the lowest i at which logits[t][i] is largest; -1 if any of them is NaN. +0 and -0 are equal
+// COMPUTES  ids[t] = the lowest i at which logits[t][i] is largest; -1 if any of them is NaN. +0 and -0 are equal.
+//           With a bias: of logits[t][i] + bias[i], and -1 too if one of them is +infinity or all are -infinity. With a step:
+//           step = {position + 1, ids[0]}, drawn[position + 1] = ids[0], for the next token's pass
 // LAYOUT    logits row-major f32 [nt][n], ids int32
 // MAP       grid(ceil(n/1024), at most 128, nt) block(256): block -> a contiguous part of a row, thread -> every 256th of it
 // NEEDS     n from 1 to 2^31 - 1, nt from 1 to 65535 (checked by the launcher, and said in its error); a workspace that was
 //           zero before the first use
-// TRAFFIC   logits 4*nt*n B     WORK nt*n comparisons
+// TRAFFIC   logits 4*nt*n B, a bias as many again     WORK nt*n comparisons
 // LOOK FOR  SASS: LDG.E with four under way, one ATOMG.E.MAX.64 and one ATOMG.E a block
 // EXPECT    a launch and a trip to memory: the order of atomics does not matter to a maximum, so no bits depend on it
 // BUILD     part of chapters/08-around-the-matmul; tested by kernels/elementwise/test_argmax.cpp
@@ -23,6 +25,12 @@
 namespace ladder {
 
 inline constexpr int kArgmaxThreads = 256, kArgmaxPart = 1024, kArgmaxMostBlocks = 128;
+
+/// Where a token that was drawn goes, for the pass that follows without the host.
+struct ArgmaxNext {
+  int* step = nullptr;   ///< {position, token}: of the pass that is ending, then of the next; or null
+  int* drawn = nullptr;  ///< [context + 1]: by position
+};
 
 /// Of a row, between and during launches. All zero at rest.
 struct ArgmaxState {
@@ -44,7 +52,9 @@ __device__ __forceinline__ unsigned long long argmax_key(float v, int i) {
 __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  // [nt][n]
                                                          int* ids,             // [nt]
                                                          ArgmaxState* state,   // [nt]
-                                                         int n) {
+                                                         int n,
+                                                         const float* __restrict__ bias,  // [n] or null
+                                                         ArgmaxNext next) {
   __shared__ unsigned long long partial[kArgmaxThreads / 32];
   const long long t = blockIdx.y;
   const float* row = logits + t * n;
@@ -57,8 +67,15 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  /
   const int end = static_cast<int>(min(begin + part, static_cast<long long>(n)));
   unsigned long long best = 0;
 #pragma unroll 4
-  for (long long i = begin + threadIdx.x; i < end; i += kArgmaxThreads)
-    best = max(best, argmax_key(row[i], static_cast<int>(i)));
+  for (long long i = begin + threadIdx.x; i < end; i += kArgmaxThreads) {
+    float v = row[i];
+    if (bias != nullptr) {
+      v += bias[i];
+      if (v == -INFINITY) continue;
+      if (v == INFINITY) v = NAN;
+    }
+    best = max(best, argmax_key(v, static_cast<int>(i)));
+  }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) best = max(best, __shfl_xor_sync(kAllLanes, best, offset));
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = best;
@@ -73,7 +90,14 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  /
   if (atomicAdd(&state[t].arrived, 1u) != gridDim.x - 1) return;
   best = atomicExch(&state[t].best, 0ull);
   atomicExch(&state[t].arrived, 0u);
-  ids[t] = best == ~0ull ? -1 : static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
+  const int id =
+      best == ~0ull || best == 0 ? -1 : static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
+  ids[t] = id;
+  if (next.step == nullptr) return;
+  const int position = next.step[0] + 1;
+  next.step[0] = position;
+  next.step[1] = id;
+  next.drawn[position] = id;
   // ANCHOR_END: argmax
 }
 
@@ -83,18 +107,23 @@ constexpr std::size_t argmax_workspace(int nt) { return static_cast<std::size_t>
 /// ids[t] = the lowest place of the largest of logits[t][0..n-1], -1 where one of them is NaN. Does not synchronise.
 /// @param workspace argmax_workspace(nt) bytes at a multiple of 16, zero before the first use; zero again afterwards
 /// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+/// @param bias [n] added to every row; none of it NaN or +infinity. Or null
+/// @param next of one row: what the next token's pass reads
 inline Status launch_argmax(const float* logits, int* ids, int nt, long long n, void* workspace,
-                            Stream& stream, bool programmatic = false) {
+                            Stream& stream, bool programmatic = false, const float* bias = nullptr,
+                            const ArgmaxNext& next = {}) {
   constexpr long long kMost = 0x7fffffff;
   if (n < 1 || n > kMost)
     return Status::error("argmax: n must be 1 to " + std::to_string(kMost) + ", not " + std::to_string(n));
   if (nt < 1 || nt > 65535) return Status::error("argmax: nt must be 1 to 65535, not " + std::to_string(nt));
+  if (next.step != nullptr && (nt != 1 || next.drawn == nullptr))
+    return Status::error("argmax: only one row has a next step, with a place for what is drawn");
   const auto blocks =
       static_cast<unsigned>(std::min<long long>((n - 1) / kArgmaxPart + 1, kArgmaxMostBlocks));
   LaunchOptions options;
   options.programmatic = programmatic;
   return launch(options, argmax, dim3(blocks, static_cast<unsigned>(nt)), dim3(kArgmaxThreads), 0, stream,
-                logits, ids, static_cast<ArgmaxState*>(workspace), static_cast<int>(n));
+                logits, ids, static_cast<ArgmaxState*>(workspace), static_cast<int>(n), bias, next);
 }
 
 }  // namespace ladder

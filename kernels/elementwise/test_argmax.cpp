@@ -103,6 +103,56 @@ TEST_CASE("zeros, infinities, NaNs, and all of them the lowest") {
   CHECK(rows.run(std::vector<float>(1100, -INFINITY))[0] == 0);
 }
 
+TEST_CASE("a bias, and the step of the next token") {
+  Stream stream;
+  std::mt19937 generator(4);
+  for (const int n : {1, 40, 1025, 3000}) {
+    std::vector<float> logits, bias;
+    for (int i = 0; i < n; ++i) {
+      logits.push_back(static_cast<float>(static_cast<int>(generator() % 1000)) / 8.0f);
+      bias.push_back(generator() % 3 == 0 ? -INFINITY : static_cast<float>(generator() % 200) / 8.0f);
+    }
+    bias[static_cast<std::size_t>(n / 2)] = 2.0f;  // one at least can be drawn
+    const auto drawn_of = [&](const std::vector<float>& row, const std::vector<float>& added) {
+      GuardedBuffer<float> in(row.size(), "logits"), more(added.size(), "bias");
+      in.upload(row);
+      more.upload(added);
+      GuardedBuffer<int> ids(1, "ids"), step(2, "step"), drawn(9, "drawn");
+      Buffer<unsigned char> workspace(argmax_workspace(1), "workspace");
+      workspace.fill_bytes(0);
+      const std::vector<int> before = {4, -7}, none(9, -9);
+      step.upload(before);
+      drawn.upload(none);
+      const Status status =
+          launch_argmax(in.data(), ids.data(), 1, static_cast<long long>(row.size()), workspace.data(),
+                        stream, false, more.data(), {step.data(), drawn.data()});
+      REQUIRE_MESSAGE(status.ok(), status.message());
+      stream.synchronize();
+      std::vector<int> id(1), next(2), all(9);
+      CHECK(ids.download(id));
+      CHECK(step.download(next));
+      CHECK(drawn.download(all));
+      CHECK(next == std::vector<int>{5, id[0]});
+      std::vector<int> expected = none;
+      expected[5] = id[0];
+      CHECK(all == expected);
+      return id[0];
+    };
+    std::vector<float> sum;
+    for (std::size_t i = 0; i < logits.size(); ++i) sum.push_back(logits[i] + bias[i]);
+    CHECK(drawn_of(logits, bias) == plain(sum.data(), n));
+    CHECK(drawn_of(logits, std::vector<float>(logits.size(), -INFINITY)) == -1);
+    for (const float bad : {INFINITY, std::nanf("")}) {  // a ban hides neither
+      std::vector<float> wrong = logits;
+      wrong[static_cast<std::size_t>(n - 1)] = bad;
+      CHECK(drawn_of(wrong, bias) == -1);
+    }
+  }
+  int none = 0;
+  CHECK(launch_argmax(nullptr, nullptr, 2, 5, nullptr, stream, false, nullptr, {&none, &none}).message() ==
+        "argmax: only one row has a next step, with a place for what is drawn");
+}
+
 #if !defined(__CUDACC__)
 TEST_CASE("blocks hand over in order") {
   Rows rows(2, 4100);
