@@ -19,8 +19,10 @@ void record_enter(std::uintptr_t caller);
 void record_exit();
 void record_block(std::uintptr_t pc);
 
-/// As warp_gather, for a function of the emulator that a kernel called at `pc`.
-void warp_gather_at(const void* mine, void* all, std::size_t bytes, Instruction which, std::uintptr_t pc);
+/// As warp_gather, for a function of the emulator that a kernel called at `pc`. @return the operands of all lanes, or
+/// what `work` made of them; they stay until the warp's next such instruction
+const void* warp_gather_at(const void* mine, std::size_t bytes, WarpWork work, Instruction which,
+                           std::uintptr_t pc);
 
 /// "1 of 2 arrivals missing, 4096 bytes missing", for an mbarrier in shared memory.
 std::string mbarrier_text(std::uint64_t state);

@@ -134,7 +134,7 @@ std::string thread_text(const uint3& block, const uint3& thread) {
 
 // --- Worker -----------------------------------------------------------------------------------------------------
 
-Worker::Worker() : lanes(kMaxThreads) {
+Worker::Worker() : lanes(kMaxThreads), gathered(kMaxThreads / 32) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   stack_stride = kStackBytes + page;  // every stack lies above an inaccessible page
   stacks = map_memory(stack_stride * kMaxThreads, PROT_NONE);
@@ -345,6 +345,15 @@ int barrier(BarrierOp op, int predicate) {
 
 // --- Warp collectives -------------------------------------------------------------------------------------------
 
+/// Whether nobody is missing who may still come: a cheap look before try_collective's.
+bool Worker::all_wait(unsigned first, unsigned mask) const {
+  for (unsigned i = lanes_in_warp(first / 32); i-- > 0;) {  // from the last: lanes run in order
+    const State state = lanes[first + i].state;
+    if ((mask >> i & 1) != 0 && state != State::at_collective && state != State::done) return false;
+  }
+  return true;
+}
+
 /// Performs `r` if every lane that it names, and that has not returned, waits at it.
 bool Worker::try_collective(unsigned first, const Request& r) {
   const unsigned n = lanes_in_warp(first / 32);
@@ -444,16 +453,14 @@ void Worker::perform(unsigned first, unsigned members, const Request& r) {
       });
       break;
     }
-    case Collective::gather:
-      each([&](unsigned i) {
-        const Request& own = lanes[first + i].request;
-        const auto bytes = static_cast<std::size_t>(own.argument);
-        std::memset(own.to, 0xff, 32 * bytes);  // a lane that takes no part has no operands
-        each([&](unsigned j) {
-          std::memcpy(static_cast<char*>(own.to) + j * bytes, lanes[first + j].request.from, bytes);
-        });
-      });
+    case Collective::gather: {  // all 32 lanes are here
+      const auto bytes = static_cast<std::size_t>(r.argument);
+      auto& all = gathered[first / 32];
+      if (all.size() < 32 * bytes) all.resize(32 * bytes);
+      each([&](unsigned i) { std::memcpy(all.data() + i * bytes, lanes[first + i].request.from, bytes); });
+      if (r.work != nullptr) r.work(all.data());
       break;
+    }
     case Collective::reduce: {
       bool any = false;
       unsigned total = 0;
@@ -512,8 +519,10 @@ void meet(Request r, std::uintptr_t pc) {
   lane.request = r;
   lane.state = State::at_collective;
   // While counting, the scheduler first lines up what the lanes did before they came here.
-  if (w.launch->observation == nullptr && r.kind != Collective::active_mask && w.try_collective(first, r))
+  if (w.launch->observation == nullptr && r.kind != Collective::active_mask && w.all_wait(first, r.mask) &&
+      w.try_collective(first, r)) {
     return;
+  }
   w.to_hub();
 }
 
@@ -587,18 +596,20 @@ unsigned warp_reduce(Reduce op, bool is_signed, unsigned mask, unsigned value) {
 }
 
 void warp_gather(const void* mine, void* all, std::size_t bytes, Instruction which) {
-  warp_gather_at(mine, all, bytes, which, LADDER_EMU_HERE);
+  std::memcpy(all, warp_gather_at(mine, bytes, nullptr, which, LADDER_EMU_HERE), 32 * bytes);
 }
 
-void warp_gather_at(const void* mine, void* all, std::size_t bytes, Instruction which, std::uintptr_t pc) {
+const void* warp_gather_at(const void* mine, std::size_t bytes, WarpWork work, Instruction which,
+                           std::uintptr_t pc) {
   Request r;
   r.kind = Collective::gather;
   r.op = static_cast<int>(which);
   r.mask = ~0u;
   r.argument = static_cast<int>(bytes);
   r.from = mine;
-  r.to = all;
+  r.work = work;
   meet(r, pc);
+  return current.worker->gathered[current.lane->linear / 32].data();
 }
 
 unsigned active_mask() {

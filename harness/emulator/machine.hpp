@@ -53,6 +53,9 @@ enum class Collective : std::uint8_t {
   active_mask
 };
 
+/// What is to be made, once for the warp, of the operands of its 32 lanes, in place.
+using WarpWork = void (*)(void* all);
+
 /// A collective as one lane asks for it. Lanes meet when `same_call` holds.
 struct Request {
   Collective kind{};
@@ -61,8 +64,8 @@ struct Request {
   unsigned mask = 0;
   std::uint64_t value = 0;
   int argument = 0, width = 32;
-  const void* from = nullptr;  // gather: this lane's operands, and where those of all go
-  void* to = nullptr;
+  const void* from = nullptr;  // gather: this lane's operands
+  WarpWork work = nullptr;     // gather: what to make of those of all
 };
 inline bool same_call(const Request& a, const Request& b) {
   return a.kind == b.kind && a.op == b.op && a.mask == b.mask;
@@ -130,6 +133,7 @@ struct Worker {
   bool complete_barrier();
   bool complete_collectives(unsigned warp);
   bool try_collective(unsigned first_lane, const Request& r);
+  bool all_wait(unsigned first_lane, unsigned mask) const;
   void perform(unsigned first_lane, unsigned members, const Request& r);
   void report(const Lane* lane, const std::string& what, Check check, std::uintptr_t pc = 0);
   std::string deadlock_text() const;
@@ -157,6 +161,8 @@ struct Worker {
   std::vector<std::pair<std::uintptr_t, std::size_t>> static_shared;  ///< ranges of __shared__ variables
   char* dynamic_shared = nullptr;
   std::vector<BulkCopy> bulk;  ///< of the block
+  std::vector<std::vector<unsigned char>>
+      gathered;  ///< operands of the last warp-wide instruction of each warp
   std::unique_ptr<Observer> observer;
 };
 

@@ -1,5 +1,5 @@
-// Tensor-core instructions: the lanes of a warp meet, each gets the operands of all, and works out its own
-// part of the result. The layouts are those of the headers in kernels/device/.
+// Tensor-core instructions: the lanes of a warp meet, the product is worked out from the operands of all, and
+// each takes its own part of the result. The layouts are those of the headers in kernels/device/.
 
 #include <bit>
 #include <cstring>
@@ -12,79 +12,109 @@
 namespace ladder::emu {
 namespace {
 
-template <int A, int B>
+/// What a lane has of a product: A and B, and C, which becomes D.
+template <class D, int A, int B>
 struct Operands {
   std::uint32_t a[A], b[B];
+  D d[4];
 };
 
-/// Adds up the products for the four elements of D that this lane holds. The words of a row of A lie in the
-/// four lanes of a group, those of a column of B too: word w < 4 in the lower registers, w >= 4 in the upper
-/// ones. `add(sum, x, y)` adds the products of the parts of two words.
-template <class Sum, int A, int B, class D, class Add>
+/// The product of a warp. The words of a row of A lie in the four lanes of a group, those of a column of B too: word
+/// w < 4 in the lower registers, w >= 4 in the upper ones. Part::of(word, p) is part p of a word as a Part::Value; an
+/// element of D is its C and then the products one after the other, as a Part::Sum.
+template <class Part, class D, int A, int B>
+void multiply_warp(void* operands) {
+  auto* all = static_cast<Operands<D, A, B>*>(operands);
+  constexpr unsigned kWords = 4 * B, kParts = Part::kParts, kColumns = 8;
+  typename Part::Value y[kWords * kParts][kColumns];
+  for (unsigned w = 0; w < kWords; ++w) {
+    for (unsigned column = 0; column < kColumns; ++column) {
+      const std::uint32_t word = all[4 * column + w % 4].b[w / 4];
+      for (unsigned p = 0; p < kParts; ++p) y[kParts * w + p][column] = Part::of(word, p);
+    }
+  }
+  for (unsigned row = 0; row < 16; ++row) {
+    const unsigned group = row % 8, lower = row / 8;
+    typename Part::Sum sum[kColumns];
+    const auto d = [&](unsigned column) -> D& {
+      return all[4 * group + column / 2].d[2 * lower + column % 2];
+    };
+    for (unsigned column = 0; column < kColumns; ++column) {
+      sum[column] = static_cast<typename Part::Sum>(d(column));
+    }
+    for (unsigned w = 0; w < kWords; ++w) {
+      const std::uint32_t word = all[4 * group + w % 4].a[lower + w / 4 * 2];
+      for (unsigned p = 0; p < kParts; ++p) {
+        const typename Part::Value x = Part::of(word, p);
+        for (unsigned column = 0; column < kColumns; ++column) {
+          sum[column] += static_cast<typename Part::Sum>(x * y[kParts * w + p][column]);
+        }
+      }
+    }
+    for (unsigned column = 0; column < kColumns; ++column) d(column) = static_cast<D>(sum[column]);
+  }
+}
+
+template <class Part, class D, int A, int B>
 void multiply(D (&d)[4], const std::uint32_t (&a)[A], const std::uint32_t (&b)[B], Instruction which,
-              std::uintptr_t pc, Add add) {
-  Operands<A, B> mine;
+              std::uintptr_t pc) {
+  using Mine = Operands<D, A, B>;
+  Mine mine;
   std::memcpy(mine.a, a, sizeof a);
   std::memcpy(mine.b, b, sizeof b);
-  Operands<A, B> all[32];
-  warp_gather_at(&mine, all, sizeof mine, which, pc);
-  const unsigned group = lane_index() / 4, member = lane_index() % 4;
-  for (unsigned i = 0; i < 4; ++i) {
-    const unsigned lower_row = i / 2;            // 0: row `group`, 1: row `group` + 8
-    const unsigned column = 2 * member + i % 2;  // 0..7
-    auto sum = static_cast<Sum>(d[i]);
-    for (unsigned w = 0; w < 4 * B; ++w) {  // words along k
-      const std::uint32_t x = all[4 * group + w % 4].a[lower_row + w / 4 * 2];
-      const std::uint32_t y = all[4 * column + w % 4].b[w / 4];
-      sum = add(sum, x, y);
-    }
-    d[i] = static_cast<D>(sum);
-  }
+  std::memcpy(mine.d, d, sizeof d);
+  const void* all = warp_gather_at(&mine, sizeof mine, multiply_warp<Part, D, A, B>, which, pc);
+  std::memcpy(d, static_cast<const Mine*>(all)[lane_index()].d, sizeof d);
 }
 
-std::uint32_t add_s8(std::uint32_t sum, std::uint32_t x, std::uint32_t y) {
-  for (unsigned byte = 0; byte < 4; ++byte) {
-    sum += static_cast<std::uint32_t>(static_cast<std::int8_t>(x >> (8 * byte) & 0xffu) *
-                                      static_cast<std::int8_t>(y >> (8 * byte) & 0xffu));
-  }
-  return sum;
-}
+struct Int8s {
+  using Value = int;
+  using Sum = std::uint32_t;  // wraps around
+  static constexpr unsigned kParts = 4;
+  static int of(std::uint32_t word, unsigned p) { return static_cast<std::int8_t>(word >> (8 * p) & 0xffu); }
+};
 
-double add_f16(double sum, std::uint32_t x, std::uint32_t y) {
-  for (unsigned part = 0; part < 2; ++part) {
-    sum += static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(x >> (16 * part)))) *
-           static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(y >> (16 * part))));
+struct Halves {
+  using Value = double;
+  using Sum = double;
+  static constexpr unsigned kParts = 2;
+  static double of(std::uint32_t word, unsigned p) {
+    return static_cast<double>(half_bits_to_float(static_cast<std::uint16_t>(word >> (16 * p))));
   }
-  return sum;
-}
+};
+
+struct Tf32 {
+  using Value = double;
+  using Sum = double;
+  static constexpr unsigned kParts = 1;
+  static double of(std::uint32_t word, unsigned) {
+    constexpr std::uint32_t kKept = 0xffffe000u;  // 10 bits of fraction
+    return static_cast<double>(std::bit_cast<float>(word & kKept));
+  }
+};
 
 }  // namespace
 
 unsigned lane_index() noexcept { return current.lane != nullptr ? current.lane->linear % 32 : 0; }
 
 void mma_m16n8k16_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  multiply<double>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE, add_f16);
+  multiply<Halves>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE);
 }
 
 void mma_m16n8k8_f16(float (&d)[4], const std::uint32_t (&a)[2], const std::uint32_t (&b)[1]) {
-  multiply<double>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE, add_f16);
+  multiply<Halves>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE);
 }
 
 void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  multiply<double>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE,
-                   [](double sum, std::uint32_t x, std::uint32_t y) {
-                     constexpr std::uint32_t kKept = 0xffffe000u;  // 10 bits of fraction
-                     return sum + static_cast<double>(std::bit_cast<float>(x & kKept)) *
-                                      static_cast<double>(std::bit_cast<float>(y & kKept));
-                   });
+  multiply<Tf32>(d, a, b, Instruction::mma_f16, LADDER_EMU_HERE);
 }
 
 void mma_m16n8k16_s8(int (&d)[4], const std::uint32_t (&a)[2], const std::uint32_t (&b)[1]) {
-  multiply<std::uint32_t>(d, a, b, Instruction::mma_s8, LADDER_EMU_HERE, add_s8);
+  multiply<Int8s>(d, a, b, Instruction::mma_s8, LADDER_EMU_HERE);
 }
 
 void mma_m16n8k32_s8(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  multiply<std::uint32_t>(d, a, b, Instruction::mma_s8, LADDER_EMU_HERE, add_s8);
+  multiply<Int8s>(d, a, b, Instruction::mma_s8, LADDER_EMU_HERE);
 }
 
 void ldmatrix(std::uint32_t* fragment, const void* row, int matrices, bool transposed) {
@@ -93,7 +123,7 @@ void ldmatrix(std::uint32_t* fragment, const void* row, int matrices, bool trans
   struct Row {
     std::uint16_t element[8];
   };
-  Row mine, all[32];
+  Row mine;
   std::memset(&mine, 0xff, sizeof mine);
   if (lane < 8 * count) {  // the other lanes' addresses are ignored, as on the hardware
     observe(row, sizeof mine, Access::read, reinterpret_cast<const void*>(pc));
@@ -105,7 +135,8 @@ void ldmatrix(std::uint32_t* fragment, const void* row, int matrices, bool trans
     }
     std::memcpy(&mine, row, sizeof mine);
   }
-  warp_gather_at(&mine, all, sizeof mine, Instruction::ldmatrix, pc);
+  const auto* all =
+      static_cast<const Row*>(warp_gather_at(&mine, sizeof mine, nullptr, Instruction::ldmatrix, pc));
   for (unsigned m = 0; m < count; ++m) {
     const unsigned group = lane / 4, pair = 2 * (lane % 4);
     const std::uint16_t low =
