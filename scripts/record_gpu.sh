@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the committed GPU records of chapters 00 to 08 and of the final program: checks first, then times.
+# Makes the committed GPU records of chapters 00 to 08 and of the final program: checks first, then times; and gates.json
+# in the same folder, which belongs into data/gates under the name of the device.
 # Usage: scripts/record_gpu.sh RUNS_FOLDER [--no-build]   (about a quarter of an hour on an H200)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -91,3 +92,9 @@ scripts/ladder record 08 "${options[@]}" --time-limit-ms 25
 # Whole models: every kind of tile, float weights, and how much a filled cache costs.
 scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 0.5b:F16 7b:Q4_0 7b:Q4_K_M 7b:Q8_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
 scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 128 -d 512,4096
+
+# Where kernels overtake each other, and what each switch is worth.
+scripts/ladder tune --measure "$@" --output "$runs/gates.json"
+for experiment in baseline q40_mmvq mmvq_v1 mmq_on mmq_off prefill_gemm cuda_graph seed_gates; do
+  scripts/ladder ab $experiment "$@" --on gpu --runs "$runs" -r 3
+done
