@@ -7,6 +7,10 @@
 #include "harness/experiment/workspace.hpp"
 #include "kernels/mmq/mmq_raw.cuh"
 #include "kernels/mmq/mmq_tiles.cuh"
+#if !defined(__CUDACC__)
+#include "kernels/cpu/gemm_int8.hpp"
+#include "kernels/cpu/quant_matmul.hpp"
+#endif
 
 namespace ladder {
 namespace mmq_rungs {
@@ -57,6 +61,21 @@ Rung raw(const std::string& id, const char* title, int ksplit = 0) {
         weights, x.codes, x.scales, out, s, parts,
         workspace.floats(split_k_workspace_bytes(parts, s.nt, s.od)), {}, stream);
   };
+  return r;
+}
+
+/// The CPU twin, which takes a file's blocks and the same planes.
+inline Rung with_cpu_twin(Rung r) {
+#if !defined(__CUDACC__)
+  const WeightType type = r.weight_type;
+  r.cpu = [type](const void* weights, const void* acts, float* out, Shape s, cpu::ThreadPool& pool) {
+    cpu::quant_int8_gemm_planes(type, weights, acts, out, s, pool);
+  };
+  r.cpu_source = cpu::quant_int8_gemm_source(type);
+  r.roundings = [type, device = std::move(r.roundings)](Shape s, Executor e) {
+    return e == Executor::cpu ? cpu::quant_int8_roundings(type, s.id) : device(s, e);
+  };
+#endif
   return r;
 }
 
@@ -147,8 +166,8 @@ inline Chapter chapter_06() {
   using namespace mmq_rungs;
   using namespace tiles;
   // A file's blocks, tokens on the instruction's sixteen rows.
-  c.rungs.push_back(raw<BlockQ4_0>("q4_0_q8_mmq_raw", "blocks staged as a file has them"));
-  c.rungs.push_back(raw<BlockQ4_K>("q4_k_q8_mmq_raw", "blocks staged as a file has them"));
+  c.rungs.push_back(with_cpu_twin(raw<BlockQ4_0>("q4_0_q8_mmq_raw", "blocks staged as a file has them")));
+  c.rungs.push_back(with_cpu_twin(raw<BlockQ4_K>("q4_k_q8_mmq_raw", "blocks staged as a file has them")));
   c.rungs.push_back(raw<BlockQ4_K, false>("q4_k_q8_mmq_raw_noxor", "rows 128 bytes apart, not swizzled"));
   c.rungs.push_back(raw<BlockQ4_K, true, 2>("q4_k_q8_mmq_raw_b2", "two buffers"));
   c.rungs.push_back(raw<BlockQ4_K, true, 1, true>("q4_k_q8_mmq_raw_plane", "scales from a plane"));

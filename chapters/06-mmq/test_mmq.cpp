@@ -52,6 +52,17 @@ TEST_CASE("every rung is right at every shape") {
   CHECK(checked >= 420);
 }
 
+#if !defined(__CUDACC__)
+TEST_CASE("CPU twins are right") {
+  Context ctx = testing::context_on(Executor::cpu);
+  int checked = 0;
+  const std::vector<Shape> shapes = {{1, 7, 256}, {9, 13, 2048}, {70, 33, 1280}};
+  for (const std::string& line : testing::check_chapter(chapter_06(), shapes, ctx, &checked))
+    FAIL_CHECK(line);
+  CHECK(checked == 6);
+}
+#endif
+
 TEST_CASE("every token has its result for every number of tokens up to three tiles") {
   Context ctx = testing::context_on(kDeviceExecutor);
   Chapter chapter;
