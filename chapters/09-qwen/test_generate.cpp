@@ -501,6 +501,26 @@ TEST_CASE("rates, deviation and share of the roof") {
   CHECK(record.find("\"rung\": \"engine\"") != std::string::npos);
   CHECK(record.find("\"test\": \"tg10\"") != std::string::npos);
   CHECK(record.find("\"percent_of_roof\": 41.6666667") != std::string::npos);
+  // What is launched for a token, in every form of the report; the CPU launches nothing.
+  CHECK(record.find("kernels_per_token") == std::string::npos);
+  s.kernels_per_token = 124;
+  CHECK(bench_record(s, r).find("\"kernels_per_token\": 124") != std::string::npos);
+  struct Form {
+    const char *name, *said;
+  };
+  for (const Form form : {Form{"md", " 124 |"},
+                          {"csv", ",\"124\","},
+                          {"json", "\"kernels_per_token\": 124"},
+                          {"jsonl", "\"kernels_per_token\": 124"}}) {
+    CAPTURE(form.name);
+    std::string text;
+    BenchReport report(form.name, [&text](std::string_view piece) { text += piece; });
+    report.add(s, r);
+    report.finish();
+    CHECK(text.find(form.said) != std::string::npos);
+    CHECK(text.find("41.") != std::string::npos);   // per cent of the roof
+    CHECK(text.find("3.75") != std::string::npos);  // GB/s
+  }
   r.test = {10, 0, 0};  // rows of a prompt share the weights: no bandwidth is claimed
   CHECK(bench_record(s, r).find("percent_of_roof") == std::string::npos);
 
