@@ -97,6 +97,7 @@ class Launches {
     }
     for (std::size_t i = 1; i < used_; ++i) write(*timed_[i], *first_);
     used_ = 0;
+    trace_->flush();
   }
 
  private:

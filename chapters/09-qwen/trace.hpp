@@ -57,15 +57,22 @@ class Trace {
   }
   [[nodiscard]] std::size_t events() const { return events_; }
 
-  /// Ends the list. Throws std::runtime_error if anything could not be written (disk full).
+  /// Brings what there is to the file. Throws std::runtime_error if anything could not be written (disk full), once.
+  void flush() { check(file_.is_open() && !file_.flush()); }
+  /// Ends the list. Throws as flush().
   void finish() {
     if (!file_.is_open()) return;
     file_ << "\n]\n";
     file_.close();
-    if (!file_) throw std::runtime_error("LADDER_TRACE: writing " + path_ + " failed");
+    check(!file_);
   }
 
  private:
+  void check(bool failed) {
+    if (!failed) return;
+    file_.close();
+    throw std::runtime_error("LADDER_TRACE: writing " + path_ + " failed");
+  }
   static std::string microseconds(double ns) {
     char text[40];
     std::snprintf(text, sizeof text, "%.3f", ns / 1e3);

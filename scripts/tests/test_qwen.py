@@ -276,6 +276,13 @@ class Endings(QwenCase):
             self.assertEqual(len(said.splitlines()), 1, said)
         return said
 
+    def test_a_trace_that_cannot_be_written(self):
+        said = self.emulated("-c", 64, status=1, LADDER_TRACE="/dev/full")
+        self.assertEqual(said, "qwen: LADDER_TRACE: writing /dev/full failed\n")
+        self.assertIn(
+            "cannot write", self.emulated("-c", 64, status=1, LADDER_TRACE=str(self.folder / "no" / "t.json"))
+        )
+
     def test_a_model_that_does_not_fit(self):
         little = {"LADDER_EMULATOR_MEMORY": "40000000"}
         said = self.emulated("-c", 2048, "-ctk", "f32", status=1, **little)
