@@ -162,6 +162,11 @@ void Int8Gemm::multiply(std::span<const Product> products, const float* acts, lo
       strip.scratch = reinterpret_cast<float*>(mine + aligned(panels));
       of_type.pack(static_cast<const unsigned char*>(p.weights) + static_cast<std::size_t>(row) * row_size,
                    row_size, strip.rows, id, mine);
+      // The strip that this thread probably takes next comes from memory meanwhile. Beyond the end a prefetch is ignored.
+      const auto* next = static_cast<const char*>(p.weights) +
+                         static_cast<std::size_t>(row + pool.size() * rows[m]) * row_size;
+      const auto bytes = static_cast<std::size_t>(rows[m]) * row_size;
+      for (std::size_t line = 0; line < bytes; line += kAlign) __builtin_prefetch(next + line, 0, 2);
       of_type.multiply(strip);
     }
   });

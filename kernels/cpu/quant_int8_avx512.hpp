@@ -779,11 +779,10 @@ LADDER_AVX512 void multiply(const QuantTile& tile) {
 // Activations -----------------------------------------------------------------------------------------------
 
 // ANCHOR: cpu_int8_acts
-/// @param codes [256] in order, at a multiple of 64 bytes
+/// @param v 256 codes in order
 /// @param scale f32 of a lane
-LADDER_INLINE void put(const std::int8_t* codes, __m512 scale, ActGroup& group) {
-  __m512i v[4], w[4];
-  for (int k = 0; k < 4; ++k) v[k] = _mm512_load_si512(codes + 64 * k);
+LADDER_INLINE void put(const __m512i v[4], __m512 scale, ActGroup& group) {
+  __m512i w[4];
   transpose(v, w);
   __m512i sum = _mm512_setzero_si512();
   for (int j = 0; j < 4; ++j) {
@@ -803,7 +802,9 @@ LADDER_AVX512 void take(const BlockQ8Pad40* blocks, int count, ActGroup& group) 
     scales[b] = blocks[b].d;
   }
   const __m512i all = _mm512_load_si512(scales);
-  put(codes, halves_to_float(_mm512_permutexvar_epi16(vector(kLane), all)), group);
+  __m512i v[4];
+  for (int k = 0; k < 4; ++k) v[k] = _mm512_load_si512(codes + 64 * k);
+  put(v, halves_to_float(_mm512_permutexvar_epi16(vector(kLane), all)), group);
 }
 // ANCHOR_END: cpu_int8_acts
 
@@ -855,19 +856,24 @@ LADDER_AVX512 void quantize(const float* acts, int count, ActGroup& group) {
       _mm256_cmp_ps_mask(reciprocal, _mm256_set1_ps(std::numeric_limits<float>::max()), _CMP_LE_OQ));
   const __m256 scales = _mm256_mask_blend_ps(numbers, _mm256_set1_ps(std::numeric_limits<float>::quiet_NaN()),
                                              _mm256_maskz_mov_ps(regular, quotient));
-  // 3. Codes, to the nearest integer, halves to even.
-  alignas(64) std::int8_t codes[kGroupElems];
+  // 3. Codes, to the nearest integer, halves to even; 64 at a time to bytes: packing takes four of each vector in turn.
+  static constexpr Dwords kInOrder = by_lane([](int i) { return i % 4 * 4 + i / 4; });
   const __m512 inverses = _mm512_castps256_ps512(_mm256_maskz_mov_ps(regular, reciprocal));
-#pragma GCC unroll 8
-  for (int b = 0; b < 8; ++b) {
-    const __m512 inverse = _mm512_permutexvar_ps(dwords(static_cast<std::uint32_t>(b)), inverses);
-    const auto here = static_cast<__mmask16>((regular >> b & 1) != 0 ? 0xffff : 0);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const int at = 32 * b + 16 * half;
-      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(acts + at), inverse));
-      _mm_store_si128(reinterpret_cast<__m128i*>(codes + at), _mm512_maskz_cvtsepi32_epi8(here, rounded));
+  __m512i codes[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {  // blocks 2k and 2k + 1
+    __m512i rounded[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int b = 2 * k + i / 2;
+      const __m512 inverse = _mm512_permutexvar_ps(dwords(static_cast<std::uint32_t>(b)), inverses);
+      const auto here = static_cast<__mmask16>((regular >> b & 1) != 0 ? 0xffff : 0);
+      rounded[i] =
+          _mm512_maskz_cvtps_epi32(here, _mm512_mul_ps(_mm512_loadu_ps(acts + 64 * k + 16 * i), inverse));
     }
+    const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(rounded[0], rounded[1]),
+                                              _mm512_packs_epi32(rounded[2], rounded[3]));
+    codes[k] = _mm512_permutexvar_epi32(vector(kInOrder), packed);
   }
   static constexpr Dwords kLane = by_lane(block_of_lane);
   put(codes, _mm512_permutexvar_ps(vector(kLane), _mm512_castps256_ps512(scales)), group);
