@@ -157,6 +157,31 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
 }
 // ANCHOR_END: mmvq_tiles_finish
 
+/// Activations to shared memory, 16 bytes a vector, by all threads of a block. @param codes of the vectors
+/// @tparam ROWS codes are put in rows, for Columns
+template <bool ROWS>
+__device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigned char* global, int codes,
+                                            int vectors) {
+  const int threads = static_cast<int>(blockDim.x);
+#pragma unroll 1
+  for (int i0 = static_cast<int>(threadIdx.x); i0 < vectors; i0 += 4 * threads) {
+    uint4 v[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (i0 + k * threads < vectors) v[k] = reinterpret_cast<const uint4*>(global)[i0 + k * threads];
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int i = i0 + k * threads;
+      if (ROWS && i < codes) {
+        store_in_rows(shared, i, v[k]);
+      } else if (i < vectors) {
+        reinterpret_cast<uint4*>(shared)[i] = v[k];
+      }
+    }
+  }
+}
+
 /// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
 /// take more of them.
 template <class Format, int NT, int W>
@@ -252,22 +277,14 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   // 3. Activations: one wait for all of them.
   wait_for_previous_kernel();
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
+  Codes<NT> codes;
   if constexpr (STAGED) {
     unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;
-    uint4* to = reinterpret_cast<uint4*>(planes);
-    const uint4* from = reinterpret_cast<const uint4*>(acts);
-    const int all = static_cast<int>(tile_acts::group_bytes(NT, id) / 16);
-#pragma unroll 1
-    for (int i0 = static_cast<int>(threadIdx.x); i0 < all; i0 += 4 * 32 * W) {
-      uint4 v[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (i0 + k * 32 * W < all) v[k] = from[i0 + k * 32 * W];
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (i0 + k * 32 * W < all) to[i0 + k * 32 * W] = v[k];
-      }
+    const int all = static_cast<int>(tile_acts::group_bytes(NT, id));  // four fifths of them codes
+    copy_planes<NT == 1>(planes, acts, all / 20, all / 16);
+    if constexpr (NT == 1) {
+      if (threadIdx.x < Columns::kZeros / 4) reinterpret_cast<unsigned*>(planes + all)[threadIdx.x] = 0;
+      codes.template begin<Format::kHalves>(planes, planes + all, PAIRS * 64, lane);
     }
     __syncthreads();  // all activations are there
     acts = planes;
@@ -276,7 +293,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     const float factor = x.squares != nullptr ? tile_acts::root_of(x.squares, id, x.epsilon) : 1.0f;
     if (lane == 0) root = factor;  // read behind the barriers of step 4
   }
-  const unsigned char* const codes = acts + (g % NT * 4 + t) * 16;
+  if constexpr (NT > 1) codes.at = acts + (g * 4 + t) * 16;
   const unsigned char* const scales =
       acts + tile_acts::scale_at(NT == 1 ? t : 0, NT == 1 ? 0 : 2 * t, NT, id);
 
@@ -286,6 +303,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   unsigned char* stage = ring;
   int turn = 0, step = warp;  // of the warp's next tile
   while (step >= steps) step -= steps, ++turn;
+  const LaneConstants<Format> constants(t);
   LaneSums<NT> sums;
   int begun = 0, side = 0;
   do {
@@ -301,8 +319,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       __syncwarp();  // all lanes have their shares
       load_next(stage + 16 * lane);
       stage = stage + BYTES == ring + D * BYTES ? ring : stage + BYTES;
-      multiply_tile<Format, NT>(raw, codes + step * (PAIRS * NT * 64), scales + step * (PAIRS * NT * 16), t,
-                                sums);
+      multiply_tile<Format, NT>(raw, codes, scales + step * (PAIRS * NT * 16), step, t, constants, sums);
       step += W;
       if (step < steps) continue;
       // The warp's last tile of the turn.
@@ -337,10 +354,15 @@ template <class Format, int W>
 constexpr std::size_t ring_bytes() {
   return static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>();
 }
-/// Shared memory beside rings and activations: sums, and what they are multiplied with.
+/// Shared memory beside rings and activations: sums, what they are multiplied with.
 template <int NT, int W>
 constexpr std::size_t fixed_bytes() {
   return sizeof(Partial<NT, W>) + sizeof(float);
+}
+/// Bytes of staged activations.
+template <int NT>
+constexpr std::size_t staged_bytes(long long id) {
+  return tile_acts::group_bytes(NT, id) + (NT == 1 ? Columns::kZeros : 0);
 }
 
 inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more would not fit
@@ -350,7 +372,7 @@ inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more wo
 template <class Format>
 constexpr int warps(long long id, std::size_t limit) {
   constexpr int W = Format::kWarps;
-  const bool fits = ring_bytes<Format, W>() + tile_acts::group_bytes(1, id) + fixed_bytes<1, W>() <= limit &&
+  const bool fits = ring_bytes<Format, W>() + staged_bytes<1>(id) + fixed_bytes<1, W>() <= limit &&
                     ring_bytes<Format, W>() + fixed_bytes<tile_acts::kMostTokens, W>() <= limit;
   return fits ? W : kFewWarps;
 }
@@ -361,7 +383,7 @@ inline constexpr std::size_t kMostStagedBytes = 96 * 1024;
 /// Whether the activations are copied to shared memory: always those of one token, those of eight if there is room.
 template <class Format, int NT, int W>
 constexpr bool stages(long long id, std::size_t limit) {
-  const std::size_t planes = tile_acts::group_bytes(NT, id);
+  const std::size_t planes = staged_bytes<NT>(id);
   return NT == 1 ||
          (planes <= kMostStagedBytes && ring_bytes<Format, W>() + planes + fixed_bytes<NT, W>() <= limit);
 }
@@ -376,7 +398,7 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
   options.programmatic = programmatic;
   const std::size_t limit = shared_memory_limit();
   const bool staged = stages<Format, NT, W>(id, limit);
-  const std::size_t shared = ring_bytes<Format, W>() + (staged ? tile_acts::group_bytes(NT, id) : 0);
+  const std::size_t shared = ring_bytes<Format, W>() + (staged ? staged_bytes<NT>(id) : 0);
   if (shared + fixed_bytes<NT, W>() > limit) {
     return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
                          " activations and the weights under way take " +

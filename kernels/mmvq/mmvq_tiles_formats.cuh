@@ -12,6 +12,8 @@
 //   Raw        a lane's share of a tile, in registers: codes, and scales as NT tokens want them
 //   load       tile -> Raw, in loads of 16 bytes where there are that many
 //   codes<S>   Raw -> the instruction's operand for sub-block S: 32 codes of 16 rows, one byte each
+//   placed<S>  the same, but a code is times 2^place(S % 4): where it stands in a byte already, no shift brings it down
+//   tables<S>  of codes that a table has the values of: two operands whose sum they are
 //   scales     Raw -> scales of a sub-block for rows g and g + 8: f32; of types with two in a sub-block integers, and
 //   units      what these are multiples of
 //
@@ -23,10 +25,12 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "harness/device/status.hpp"
 #include "kernels/device/cp_async.cuh"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/ldmatrix.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/mmvq/tiles.cuh"
@@ -121,6 +125,14 @@ struct ScalesAndMins {
   }
 };
 
+/// What formats have unless they say otherwise.
+struct PlainCodes {
+  static constexpr bool kPlaced = false;  ///< has placed<S>
+  static constexpr bool kTables = false;  ///< has tables<S>
+  static constexpr int kMostProduct = 0;  ///< of a code and an integer scale, in size
+  static __host__ __device__ constexpr int place(int /*sub*/) { return 0; }
+};
+
 /// Nibbles of four blocks and their scales: Q4_0, and with more to them Q4_1, Q5_0, Q5_1 and IQ4_NL.
 template <int NT, template <int> class Scales, int SCALES_AT>
 struct NibbleRaw {
@@ -142,7 +154,7 @@ struct NibbleRaw {
 };
 
 // ANCHOR: tile_q4_0
-struct TileQ4_0 {
+struct TileQ4_0 : PlainCodes {
   using Block = BlockQ4_0;
   static constexpr int kInFlight = 6, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 8;
@@ -250,6 +262,52 @@ __device__ __forceinline__ void iq4_bytes(unsigned nibbles, unsigned& low, unsig
   high = __byte_perm(__byte_perm(T0, T1, three >> 16), __byte_perm(T2, T3, three >> 16), fourth >> 16);
 }
 
+/// Byte i of the result is byte s of b:a, where s is the lower three bits of nibble i of `select`; or, if the nibble's
+/// fourth bit is set, that byte's sign in all bits.
+__device__ __forceinline__ unsigned bytes_or_signs(unsigned a, unsigned b, unsigned select) {
+#if defined(__CUDACC__)
+  unsigned out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(select));
+  return out;
+#else
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned s = select >> (4 * i) & 15u, byte = ((s & 4u) != 0 ? b : a) >> (s % 4 * 8) & 0xffu;
+    out |= ((s & 8u) == 0 ? byte : (byte & 0x80u) != 0 ? 0xffu : 0u) << (8 * i);
+  }
+  return out;
+#endif
+}
+
+/// The values of codes 0..3 and 4..7; one more than those of 8..11 and 12..15.
+inline constexpr unsigned kIq4Below = detail::kIq4Low & 0xffffffffu, kIq4Below4 = detail::kIq4Low >> 32,
+                          kIq4Above = (detail::kIq4High & 0xffffffffu) + 0x01010101u,
+                          kIq4Above4 = (detail::kIq4High >> 32) + 0x01010101u;
+static_assert((kIq4Below & kIq4Below4 & 0x80808080u) == 0x80808080u &&
+              ((kIq4Above | kIq4Above4) & 0x80808080u) == 0);
+
+/// Eight nibbles to two operands for each half of them, whose sum is IQ4's values. The lower half of the table is negative
+/// and the upper one is not: so a permutation in the first that meets an upper code gives -1, in the second one that meets
+/// a lower code gives 0. The second one's table is larger by one.
+/// @param table kIq4Below and kIq4Above
+__device__ __forceinline__ void iq4_terms(unsigned nibbles, const unsigned (&table)[2], unsigned (&low)[2],
+                                          unsigned (&high)[2]) {
+  const unsigned other = nibbles ^ 0x88888888u;
+  low[0] = bytes_or_signs(table[0], kIq4Below4, nibbles);
+  low[1] = bytes_or_signs(table[1], kIq4Above4, other);
+  high[0] = bytes_or_signs(table[0], kIq4Below4, nibbles >> 16);
+  high[1] = bytes_or_signs(table[1], kIq4Above4, other >> 16);
+}
+/// The operands of words of rows g and g + 8.
+__device__ __forceinline__ void iq4_operands(unsigned row, unsigned row8, const unsigned (&table)[2],
+                                             std::uint32_t (&a)[2][4]) {
+  unsigned low[2], high[2];
+  iq4_terms(row, table, low, high);
+  a[0][0] = low[0], a[1][0] = low[1], a[0][2] = high[0], a[1][2] = high[1];
+  iq4_terms(row8, table, low, high);
+  a[0][1] = low[0], a[1][1] = low[1], a[0][3] = high[0], a[1][3] = high[1];
+}
+
 // ANCHOR: tile_iq4_nl
 struct TileIQ4_NL : TileQ4_0 {
   using Block = BlockIQ4_NL;
@@ -259,6 +317,12 @@ struct TileIQ4_NL : TileQ4_0 {
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
     iq4_bytes(part(r.w[0], S), a[0], a[2]);
     iq4_bytes(part(r.w[1], S), a[1], a[3]);
+  }
+  static constexpr bool kTables = true;
+  template <int S, class R>
+  static __device__ __forceinline__ void tables(const R& r, const unsigned (&table)[2],
+                                                std::uint32_t (&a)[2][4]) {
+    iq4_operands(part(r.w[0], S), part(r.w[1], S), table, a);
   }
 };
 // ANCHOR_END: tile_iq4_nl
@@ -283,7 +347,7 @@ __device__ __forceinline__ unsigned minima_k4(const uint4& head) {
 }
 
 // ANCHOR: tile_q4_k
-struct TileQ4_K {
+struct TileQ4_K : PlainCodes {
   using Block = BlockQ4_K;
   static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
@@ -356,11 +420,12 @@ __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int s
 }
 
 // ANCHOR: tile_q6_k
-struct TileQ6_K {
+struct TileQ6_K : PlainCodes {
   using Block = BlockQ6_K;
   static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 12;
   static constexpr int kZero = 32;
   static constexpr bool kMin = false, kHalves = true;
+  static constexpr int kMostProduct = 32 * 128;
   template <int NT>
   struct Raw {
     uint4 low[4];    // row g, then row g + 8: words t, t + 4, t + 8, t + 12 of each half's 64 bytes
@@ -421,8 +486,20 @@ __device__ __forceinline__ void two_bits(const uint4 (&w)[2], std::uint32_t (&a)
   a[3] = part(w[1], I + 1) >> SHIFT & 0x03030303u;
 }
 
+/// Where `placed` leaves them: in place, but for those that would be a byte's sign.
+__host__ __device__ constexpr int place_of_two_bits(int sub) { return sub == 3 ? 0 : 2 * sub; }
+template <int S>
+__device__ __forceinline__ void placed_two_bits(const uint4 (&w)[2], std::uint32_t (&a)[4]) {
+  constexpr int I = S / 4 * 2, DOWN = S % 4 == 3 ? 6 : 0;
+  constexpr unsigned MASK = 0x03030303u << place_of_two_bits(S % 4);
+  a[0] = part(w[0], I) >> DOWN & MASK;
+  a[1] = part(w[1], I) >> DOWN & MASK;
+  a[2] = part(w[0], I + 1) >> DOWN & MASK;
+  a[3] = part(w[1], I + 1) >> DOWN & MASK;
+}
+
 // ANCHOR: tile_q2_k
-struct TileQ2_K {
+struct TileQ2_K : PlainCodes {
   using Block = BlockQ2_K;
   static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
@@ -445,6 +522,13 @@ struct TileQ2_K {
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
     two_bits<S>(r.w, a);
   }
+  static constexpr bool kPlaced = true;
+  static constexpr int kMostProduct = 3 * 15;
+  static __host__ __device__ constexpr int place(int sub) { return place_of_two_bits(sub); }
+  template <int S, class R>
+  static __device__ __forceinline__ void placed(const R& r, std::uint32_t (&a)[4]) {
+    placed_two_bits<S>(r.w, a);
+  }
   template <int H, class R>
   static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
     IntScales s;
@@ -466,7 +550,7 @@ struct TileQ2_K {
 // ANCHOR_END: tile_q2_k
 
 // ANCHOR: tile_q3_k
-struct TileQ3_K {
+struct TileQ3_K : PlainCodes {
   using Block = BlockQ3_K;
   static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 4;
@@ -496,6 +580,18 @@ struct TileQ3_K {
     a[2] |= bit_of_bytes<S, 2>(r.third.y);
     a[3] |= bit_of_bytes<S, 2>(r.third.w);
   }
+  static constexpr bool kPlaced = true;
+  static constexpr int kMostProduct = 4 * 32;
+  static __host__ __device__ constexpr int place(int sub) { return place_of_two_bits(sub); }
+  template <int S, class R>
+  static __device__ __forceinline__ void placed(const R& r, std::uint32_t (&a)[4]) {
+    constexpr int BIT = place_of_two_bits(S % 4) + 2;
+    placed_two_bits<S>(r.w, a);
+    a[0] |= bit_of_bytes<S, BIT>(r.third.x);
+    a[1] |= bit_of_bytes<S, BIT>(r.third.z);
+    a[2] |= bit_of_bytes<S, BIT>(r.third.y);
+    a[3] |= bit_of_bytes<S, BIT>(r.third.w);
+  }
   template <int H, class R>
   static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
     // Scale j = 8 H + 2 sub: four low bits in a nibble of byte j % 8, low nibbles for j < 8; two high bits at
@@ -520,7 +616,7 @@ struct TileQ3_K {
 // ANCHOR_END: tile_q3_k
 
 // ANCHOR: tile_iq4_xs
-struct TileIQ4_XS {
+struct TileIQ4_XS : PlainCodes {
   using Block = BlockIQ4_XS;
   static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
   static constexpr int kZero = 0;
@@ -541,15 +637,21 @@ struct TileIQ4_XS {
     iq4_bytes(part(r.w[S / 4], S % 4), a[0], a[2]);
     iq4_bytes(part(r.w[2 + S / 4], S % 4), a[1], a[3]);
   }
+  static constexpr bool kTables = true;
+  template <int S, class R>
+  static __device__ __forceinline__ void tables(const R& r, const unsigned (&table)[2],
+                                                std::uint32_t (&a)[2][4]) {
+    iq4_operands(part(r.w[S / 4], S % 4), part(r.w[2 + S / 4], S % 4), table, a);
+  }
   template <int H, class R>
   static __device__ __forceinline__ FloatScales scales(const R& r, int sub) {
+    // 32 more than a scale, below the exponent of 2^23: no conversion.
     const int at = 4 * H + sub;
     const auto scale = [at](unsigned high, unsigned low) {
-      return static_cast<int>((low >> (4 * at) & 15u) | (high >> (16 + 2 * at) & 3u) << 4) - 32;
+      const unsigned biased = (low >> (4 * at) & 15u) | (high >> (12 + 2 * at) & 48u) | 0x4b000000u;
+      return low_half(high) * (__uint_as_float(biased) - 8388640.0f);
     };
-    return {{low_half(r.head.x) * static_cast<float>(scale(r.head.x, r.head.y)),
-             low_half(r.head.z) * static_cast<float>(scale(r.head.z, r.head.w))},
-            {}};
+    return {{scale(r.head.x, r.head.y), scale(r.head.z, r.head.w)}, {}};
   }
 };
 // ANCHOR_END: tile_iq4_xs
@@ -597,14 +699,18 @@ Status with_tile_format(WeightType type, F&& f) {
 struct ActsScale {
   float d;
   unsigned sums;  // two int16
-  /// add + LOW * the first sum + HIGH * the second.
+  /// add + low * the first sum + high * the second. @param factors low and high, two int8 of a word
+  __device__ __forceinline__ int sum(int factors, int add = 0) const {
+#if defined(__CUDACC__)
+    return __dp2a_lo(static_cast<int>(sums), factors, add);
+#else
+    return add + static_cast<signed char>(factors & 0xff) * static_cast<short>(sums & 0xffffu) +
+           static_cast<signed char>(factors >> 8 & 0xff) * (static_cast<int>(sums) >> 16);
+#endif
+  }
   template <int LOW, int HIGH>
   __device__ __forceinline__ int sum(int add = 0) const {
-#if defined(__CUDACC__)
-    return __dp2a_lo(static_cast<int>(sums), (LOW & 0xff) | (HIGH & 0xff) << 8, add);
-#else
-    return add + LOW * static_cast<short>(sums & 0xffffu) + HIGH * (static_cast<int>(sums) >> 16);
-#endif
+    return sum((LOW & 0xff) | (HIGH & 0xff) << 8, add);
   }
 };
 
@@ -633,119 +739,246 @@ struct LaneSums {
   }
 };
 
-/// One of four values, by t: two bits, three selections.
-__device__ __forceinline__ int choose(int a, int b, int c, int d, int t) {
-  const int low = (t & 1) != 0 ? b : a, high = (t & 1) != 0 ? d : c;
-  return (t & 2) != 0 ? high : low;
+/// One token's activations as the instruction's B. It has eight columns, and there is one token: so columns 2 S and 2 S + 1
+/// are sub-block S of four, and nothing elsewhere. All four products add to the same registers, and lane 4 g + t, which
+/// has columns 2 t and 2 t + 1, finds its own sub-block there. Of types with two scales in a sub-block the first of its
+/// columns is the first half, and the second one the second.
+///
+/// In shared memory a block of 32 codes is two rows of 16 bytes, words 0..3 and 4..7, and ldmatrix brings four rows of
+/// eight columns: of sub-blocks 0 and 1, then of 2 and 3. A lane has the address of a row of each: a block's, or zeros.
+struct Columns {
+  static constexpr int kZeros = 256;  // bytes: rows of two groups of four sub-blocks
+  const unsigned char* row[2];        // of sub-blocks 0 and 1, and 2 and 3
+  int stride[2];                      // of a step: zeros stay where they are
+
+  /// @param codes of the step's first block @param zeros kZeros bytes @param step_bytes codes of a step
+  /// @tparam HALVES whether a sub-block has two scales
+  template <bool HALVES>
+  __device__ __forceinline__ void begin(const unsigned char* codes, const unsigned char* zeros,
+                                        int step_bytes, int lane) {
+    const int matrix = lane / 8, column = lane % 8, part = matrix % 2;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const int s = 2 * pair + matrix / 2;
+      const bool mine = column / 2 == s && (!HALVES || column % 2 == part);
+      // Zeros of other banks than the two rows that are not.
+      row[pair] = mine ? codes + s * 32 + part * 16 : zeros + (2 * s + part + 1) % 8 * 16;
+      stride[pair] = mine ? step_bytes : 0;
+    }
+  }
+  /// Fragments of sub-blocks 2 pair and 2 pair + 1 of group H. @param step from the first one on
+  template <int H>
+  __device__ __forceinline__ void load(int pair, int step, std::uint32_t (&b)[4]) const {
+    ldmatrix<4>(b, row[pair] + (step * stride[pair] + H * 128));
+  }
+};
+/// Vector i of a token's codes, [pairs][4][16] bytes, to rows of 16 bytes for Columns.
+__device__ __forceinline__ void store_in_rows(unsigned char* rows, int i, uint4 v) {
+  // Word t of the first block's rows, then of the second's. Lanes begin with different ones, so that they meet all banks.
+  const int pair = i / 4, t = i % 4, first = pair / 2 % 4;
+  const uint4 u = (first & 1) != 0 ? make_uint4(v.y, v.z, v.w, v.x) : v;
+  const uint4 w = (first & 2) != 0 ? make_uint4(u.z, u.w, u.x, u.y) : u;
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    reinterpret_cast<unsigned*>(rows)[pair * 16 + (k + first) % 4 * 4 + t] = part(w, k);
+}
+
+/// Where a lane reads activations: of one token as Columns has it; of eight those of token g, word t, [step][pairs][8][4][16].
+template <int NT>
+struct Codes {
+  const unsigned char* at;
+};
+template <>
+struct Codes<1> : Columns {};
+
+/// A value that the compiler must keep in a register: it takes it for the result of a shuffle. A constant would be moved
+/// to one before every use.
+__device__ __forceinline__ unsigned kept(unsigned x) {
+  return __shfl_sync(kAllLanes, x, static_cast<int>(threadIdx.x % kWarp));
+}
+
+/// What a lane needs for every tile.
+template <class Format>
+struct LaneConstants {
+  float down = 1.0f;       // with one token: takes off how high codes of sub-block t stand
+  int zero = 0;            // and what unsigned ones are too large by: a factor of sums
+  unsigned table[2] = {};  // of tables: the first word of each
+
+  __device__ __forceinline__ explicit LaneConstants(int t) {
+    if constexpr (Format::kPlaced) down = 1.0f / static_cast<float>(1 << Format::place(t));
+    if constexpr (Format::kZero != 0) zero = -(Format::kZero << Format::place(t)) & 0xff;
+    if constexpr (Format::kTables) table[0] = kept(kIq4Below), table[1] = kept(kIq4Above);
+  }
+};
+
+/// sums += sub-block S of a tile times b.
+template <class Format, int S, class R>
+__device__ __forceinline__ void add_product(const R& r,
+                                            [[maybe_unused]] const LaneConstants<Format>& constants,
+                                            const std::uint32_t (&b)[2], int (&sums)[4]) {
+  if constexpr (Format::kTables) {
+    std::uint32_t a[2][4];
+    Format::template tables<S>(r, constants.table, a);
+    mma_m16n8k32_s8(sums, a[0], b);
+    mma_m16n8k32_s8(sums, a[1], b);
+  } else {
+    std::uint32_t a[4];
+    if constexpr (Format::kPlaced) {
+      Format::template placed<S>(r, a);
+    } else {
+      Format::template codes<S>(r, a);
+    }
+    mma_m16n8k32_s8(sums, a, b);
+  }
+}
+/// Sub-block S in halves, from what `low` and `high` are.
+template <class Format, int S, class R>
+__device__ __forceinline__ void add_halves(const R& r, const std::uint32_t (&b)[2], int (&low)[4],
+                                           int (&high)[4]) {
+  std::uint32_t a[4];
+  if constexpr (Format::kPlaced) {
+    Format::template placed<S>(r, a);
+  } else {
+    Format::template codes<S>(r, a);
+  }
+  mma_m16n8k16_s8(low, {a[0], a[1]}, {b[0]});
+  mma_m16n8k16_s8(high, {a[2], a[3]}, {b[1]});
+}
+
+/// Whether 32 products of a code at its place, an activation and a scale fit float_of_bits.
+template <class Format>
+__host__ __device__ constexpr bool fits_float_bits(int place) {
+  return static_cast<long long>(Format::kMostProduct) * 32 * 127 << place < 1 << 22;
+}
+/// s0 * c0 + s1 * c1 as a float, exactly.
+template <bool BITS>
+__device__ __forceinline__ float float_of_two(int s0, int c0, int s1, int c1) {
+  return BITS ? float_of_bits(s0 * c0 + (s1 * c1 + kFloatBits)) : static_cast<float>(s0 * c0 + s1 * c1);
 }
 
 // ANCHOR: multiply_tile
 /// sums += tile . activations of one step.
-/// @param codes, scales the lane's place in the planes of the step's first pair of blocks: of token g % NT, word t; and
-///   with one token of block t, with eight of token 2 t
+/// @param scales the lane's place in the step's scales: with one token of block t, with eight of token 2 t
 template <class Format, int NT>
 __device__ __forceinline__ void multiply_tile(const typename Format::template Raw<NT>& r,
-                                              const unsigned char* codes, const unsigned char* scales, int t,
+                                              const Codes<NT>& codes, const unsigned char* scales, int step,
+                                              int t, const LaneConstants<Format>& constants,
                                               LaneSums<NT>& sums) {
-  constexpr int HALVES = Tile<typename Format::Block>::kSteps / 4, SUBS = LaneSums<NT>::SUBS,
-                COLS = LaneSums<NT>::COLS, ZERO = Format::kZero;
+  constexpr int HALVES = Tile<typename Format::Block>::kSteps / 4, ZERO = Format::kZero;
   constexpr bool TWO = Format::kHalves;  // scales in a sub-block
   const auto half = [&]<int H>() {
-    // 1. What activations bring: with one token of sub-block t only.
-    ActsScale x[SUBS][COLS];
     if constexpr (NT == 1) {
+      // 1. The activations' scale of sub-block t.
       const uint2 v = *reinterpret_cast<const uint2*>(scales + H * 32);
-      x[0][0] = {__uint_as_float(v.x), v.y};
+      const ActsScale x = {__uint_as_float(v.x), v.y};
+
+      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers. They begin with what unsigned codes are too large
+      //    by, and end as floats.
+      int c[4];
+      if constexpr (TWO) {
+        c[0] = c[2] = ZERO == 0 ? 0 : x.sum(constants.zero);
+        c[1] = c[3] = ZERO == 0 ? 0 : x.sum(constants.zero << 8);
+      } else {
+        c[0] = c[1] = c[2] = c[3] = ZERO == 0 ? kFloatBits : x.sum<-ZERO, -ZERO>(kFloatBits);
+      }
+      std::uint32_t b[4];
+      codes.template load<H>(0, step, b);
+      add_product<Format, 4 * H>(r, constants, {b[0], b[1]}, c);
+      add_product<Format, 4 * H + 1>(r, constants, {b[2], b[3]}, c);
+      codes.template load<H>(1, step, b);
+      add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, c);
+      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, c);
+
+      // 3. Scales of sub-block t.
+      const auto s = Format::template scales<H>(r, t);
+      [[maybe_unused]] float sum = 0.0f;  // what a minimum is multiplied with
+      if constexpr (Format::kMin && !TWO) sum = x.d * static_cast<float>(x.sum<1, 1>());
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float& to = sums.v[0][row][0];
+        if constexpr (TWO) {
+          const FloatScales unit = Format::units(r);
+          to = fmaf(
+              unit.d[row] * constants.down * x.d,
+              float_of_two<fits_float_bits<Format>(4)>(s.d[row][0], c[2 * row], s.d[row][1], c[2 * row + 1]),
+              to);
+          if constexpr (Format::kMin) {
+            to = fmaf(-unit.min[row] * x.d,
+                      float_of_two<true>(s.min[row][0], x.sum<1, 0>(), s.min[row][1], x.sum<0, 1>()), to);
+          }
+        } else {
+          to = fmaf(s.d[row] * x.d, float_of_bits(c[2 * row]), to);
+          if constexpr (Format::kMin) to = fmaf(s.min[row], sum, to);
+        }
+      }
     } else {
+      // The same for two tokens and all four sub-blocks.
+      ActsScale x[4][2];
 #pragma unroll
-      for (int n = 0; n < SUBS; n += 2) {
+      for (int n = 0; n < 4; n += 2) {
 #pragma unroll
-        for (int col = 0; col < COLS; ++col) {
+        for (int col = 0; col < 2; ++col) {
           const uint4 v = *reinterpret_cast<const uint4*>(scales + (2 * H + n / 2) * NT * 16 + col * 16);
           x[n][col] = {__uint_as_float(v.x), v.y};
           x[n + 1][col] = {__uint_as_float(v.z), v.w};
         }
       }
-    }
-
-    // 2. Four sub-blocks of 32 codes, sixteen rows, eight tokens: exact integers. Scales of 16: in two instructions. With
-    //    eight tokens the sums begin with what unsigned codes are too large by, and end as floats.
-    int low[4][4];
-    [[maybe_unused]] int high[4][4];
-    const auto sub_block = [&]<int S>(uint4 q) {
-      std::uint32_t a[4];
-      Format::template codes<4 * H + S>(r, a);
-      const std::uint32_t b[2] = {S % 2 == 0 ? q.x : q.z, S % 2 == 0 ? q.y : q.w};
-      if constexpr (NT == 1) {
-        if constexpr (TWO) {
-          mma_m16n8k16_s8_zero(low[S], {a[0], a[1]}, {b[0]});
-          mma_m16n8k16_s8_zero(high[S], {a[2], a[3]}, {b[1]});
-        } else {
-          mma_m16n8k32_s8_zero(low[S], a, b);
-        }
-      } else if constexpr (TWO) {
-        if constexpr (ZERO == 0) {
-          mma_m16n8k16_s8_zero(low[S], {a[0], a[1]}, {b[0]});
-          mma_m16n8k16_s8_zero(high[S], {a[2], a[3]}, {b[1]});
-        } else {
+      const auto sub_block = [&]<int S>(std::uint32_t q0, std::uint32_t q1) {
+        constexpr int PLACE = Format::place(S);
+        [[maybe_unused]] constexpr float DOWN = 1.0f / static_cast<float>(1 << PLACE);
+        int low[4];
+        [[maybe_unused]] int high[4];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            low[S][i] = x[S][i % 2].template sum<-ZERO, 0>();
-            high[S][i] = x[S][i % 2].template sum<0, -ZERO>();
-          }
-          mma_m16n8k16_s8(low[S], {a[0], a[1]}, {b[0]});
-          mma_m16n8k16_s8(high[S], {a[2], a[3]}, {b[1]});
-        }
-      } else if constexpr (ZERO == 0) {
-        mma_m16n8k32_s8_from(low[S], a, b, kFloatBits);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) low[S][i] = x[S][i % 2].template sum<-ZERO, -ZERO>(kFloatBits);
-        mma_m16n8k32_s8(low[S], a, b);
-      }
-    };
-    const uint4 q0 = *reinterpret_cast<const uint4*>(codes + (2 * H) * NT * 64);
-    const uint4 q1 = *reinterpret_cast<const uint4*>(codes + (2 * H + 1) * NT * 64);
-    sub_block.template operator()<0>(q0);
-    sub_block.template operator()<1>(q0);
-    sub_block.template operator()<2>(q1);
-    sub_block.template operator()<3>(q1);
-
-    // 3. Scales. With one token the lane takes sub-block t out of the four.
-#pragma unroll
-    for (int n = 0; n < SUBS; ++n) {
-      const auto s = Format::template scales<H>(r, NT == 1 ? t : n);
-#pragma unroll
-      for (int col = 0; col < COLS; ++col) {
-        const ActsScale& at = x[n][col];
-        [[maybe_unused]] float sum = 0.0f;  // what a minimum is multiplied with
-        if constexpr (Format::kMin && !TWO) sum = at.d * static_cast<float>(at.template sum<1, 1>());
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const int i = 2 * row + col;
-          float& to = sums.v[n][row][col];
-          int c = NT == 1 ? choose(low[0][i], low[1][i], low[2][i], low[3][i], t) : low[n][i];
+        for (int i = 0; i < 4; ++i) {
+          const ActsScale& at = x[S][i % 2];
           if constexpr (TWO) {
-            int c16 = NT == 1 ? choose(high[0][i], high[1][i], high[2][i], high[3][i], t) : high[n][i];
-            if constexpr (NT == 1 && ZERO != 0) {
-              c = at.template sum<-ZERO, 0>(c);
-              c16 = at.template sum<0, -ZERO>(c16);
-            }
-            const FloatScales unit = Format::units(r);
-            to = fmaf(unit.d[row] * at.d, static_cast<float>(s.d[row][0] * c + s.d[row][1] * c16), to);
-            if constexpr (Format::kMin) {
-              const int both =
-                  s.min[row][0] * at.template sum<1, 0>() + s.min[row][1] * at.template sum<0, 1>();
-              to = fmaf(-unit.min[row] * at.d, static_cast<float>(both), to);
-            }
+            low[i] = ZERO == 0 ? 0 : at.template sum<-(ZERO << PLACE), 0>();
+            high[i] = ZERO == 0 ? 0 : at.template sum<0, -(ZERO << PLACE)>();
           } else {
-            if constexpr (NT == 1 && ZERO != 0) c = at.template sum<-ZERO, -ZERO>(c);
-            const float dot = NT == 1 ? static_cast<float>(c) : float_of_bits(c);
-            to = fmaf(s.d[row] * at.d, dot, to);
-            if constexpr (Format::kMin) to = fmaf(s.min[row], sum, to);
+            low[i] = ZERO == 0 ? kFloatBits : at.template sum<-ZERO, -ZERO>(kFloatBits);
           }
         }
-      }
+        if constexpr (TWO) {
+          add_halves<Format, 4 * H + S>(r, {q0, q1}, low, high);
+        } else {
+          add_product<Format, 4 * H + S>(r, constants, {q0, q1}, low);
+        }
+        const auto s = Format::template scales<H>(r, S);
+#pragma unroll
+        for (int col = 0; col < 2; ++col) {
+          const ActsScale& at = x[S][col];
+          [[maybe_unused]] float sum = 0.0f;
+          if constexpr (Format::kMin && !TWO) sum = at.d * static_cast<float>(at.template sum<1, 1>());
+#pragma unroll
+          for (int row = 0; row < 2; ++row) {
+            const int i = 2 * row + col;
+            float& to = sums.v[S][row][col];
+            if constexpr (TWO) {
+              const FloatScales unit = Format::units(r);
+              to = fmaf(
+                  unit.d[row] * DOWN * at.d,
+                  float_of_two<fits_float_bits<Format>(PLACE)>(s.d[row][0], low[i], s.d[row][1], high[i]),
+                  to);
+              if constexpr (Format::kMin) {
+                to = fmaf(-unit.min[row] * at.d,
+                          float_of_two<true>(s.min[row][0], at.template sum<1, 0>(), s.min[row][1],
+                                             at.template sum<0, 1>()),
+                          to);
+              }
+            } else {
+              to = fmaf(s.d[row] * at.d, float_of_bits(low[i]), to);
+              if constexpr (Format::kMin) to = fmaf(s.min[row], sum, to);
+            }
+          }
+        }
+      };
+      const unsigned char* const at = codes.at + step * (HALVES * 2 * NT * 64);
+      const uint4 q0 = *reinterpret_cast<const uint4*>(at + (2 * H) * NT * 64);
+      const uint4 q1 = *reinterpret_cast<const uint4*>(at + (2 * H + 1) * NT * 64);
+      sub_block.template operator()<0>(q0.x, q0.y);
+      sub_block.template operator()<1>(q0.z, q0.w);
+      sub_block.template operator()<2>(q1.x, q1.y);
+      sub_block.template operator()<3>(q1.z, q1.w);
     }
   };
   half.template operator()<0>();

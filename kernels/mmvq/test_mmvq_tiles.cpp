@@ -99,7 +99,7 @@ void check_shared(long long id, std::size_t limit) {
   const auto bytes = [&](std::size_t planes, bool staged, std::size_t partial) {
     return tiles::ring_bytes<Format, W>() + (staged ? planes : 0) + partial;
   };
-  CHECK(bytes(tile_acts::group_bytes(1, id), true, tiles::fixed_bytes<1, W>()) <= limit);
+  CHECK(bytes(tiles::staged_bytes<1>(id), true, tiles::fixed_bytes<1, W>()) <= limit);
   CHECK(bytes(tile_acts::group_bytes(MOST, id), tiles::stages<Format, MOST, W>(id, limit),
               tiles::fixed_bytes<MOST, W>()) <= limit);
 }
@@ -141,7 +141,7 @@ TEST_CASE("shapes and operands that it cannot take are refused with the reason")
   CHECK(go(WeightType::q4_0, w.data() + 1, 1, 64) ==
         "weights and activations must begin at a multiple of 16 bytes");
   CHECK(go(WeightType::f16, w.data(), 1, 64) ==
-        "mmvq_tiles: f16 weights have no blocks; types with blocks of 32 or 256 have tiles");
+        "tiles: f16 weights have no blocks; types with blocks of 32 or 256 have tiles");
   const auto with = [&](const MmvqActs& acts, int nt, int od, const MmvqPlanes& also) {
     const MmvqPart one{w.data(), out.data(), od};
     return launch_mmvq_tiles(WeightType::q4_0, {&one, 1}, acts, nt, 64, stream, false, also).message();

@@ -133,16 +133,10 @@ __device__ __forceinline__ void store_eighth(float4 x, long long b, unsigned cha
 template <bool F16>
 __device__ __forceinline__ void store_lane(float x, long long b, unsigned char* planes, long long id) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  unsigned largest = __float_as_uint(x) & 0x7fffffffu;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  const Q8Scale scale = q8_scale(largest);
+  const Q8Scale scale = q8_scale(__reduce_max_sync(kAllLanes, __float_as_uint(x) & 0x7fffffffu));
   const int code = scale.inverse == 0.0f ? 0 : __float2int_rn(x * scale.inverse);
-  int half = code;  // the sum of the lane's sixteen
-#pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) half += __shfl_xor_sync(kAllLanes, half, offset);
-  const int upper = __shfl_xor_sync(kAllLanes, half, 16);
+  const int half = __reduce_add_sync(kAllLanes, lane < 16 ? code : 0);
+  const int upper = __reduce_add_sync(kAllLanes, lane < 16 ? 0 : code);
   planes[code_at(b, 0, 1, lane / 4) + static_cast<std::size_t>(lane % 4)] = static_cast<unsigned char>(code);
   if (lane == 0) {
     const unsigned sums = (static_cast<unsigned>(half) & 0xffffu) | static_cast<unsigned>(upper) << 16;
@@ -163,9 +157,16 @@ __device__ __forceinline__ void store_unnormalised(float x, float weight, long l
 }
 /// That factor, by a warp. @param squares [id / 32]
 __device__ __forceinline__ float root_of(const float* squares, long long id, float epsilon) {
+  constexpr int kTogether = 4;  // loads under way at the same time
   float sum = 0.0f;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x % kWarp); i < id / 32; i += kWarp) sum += squares[i];
+  for (int i = static_cast<int>(threadIdx.x % kWarp); i < id / 32; i += kTogether * kWarp) {
+    float v[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) v[k] = i + k * kWarp < id / 32 ? squares[i + k * kWarp] : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) sum += v[k];
+  }
   return 1.0f / sqrtf(warp_reduce_sum(sum) / static_cast<float>(id) + epsilon);
 }
 
