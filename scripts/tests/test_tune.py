@@ -149,7 +149,7 @@ class Files(unittest.TestCase):
         self.assertEqual(short[0]["id"], [1, 4095])
         self.assertEqual(gates["evidence"]["q4_0"]["4096x4096"]["mmvq_tiles"]["8"], 10.0)
         # Types without times keep the default's gates.
-        rest = next(g for g in gates["gates"] if g["name"] == "prefill.mmq")
+        rest = next(g for g in gates["gates"] if g["name"] == "prefill.mmq.unmeasured")
         self.assertIn("q8_0", rest["types"])
         self.assertNotIn("q4_0", rest["types"])
 
@@ -337,7 +337,7 @@ class Measured(unittest.TestCase):
         self.assertEqual(set(gates["evidence"]["q4_0"]), {"1024x896", "18944x3584"})
         borders = {(g["nt"][0], tuple(g.get("id", ()))) for g in gates["gates"] if g.get("evidence")}
         self.assertEqual(borders, {(17, (1, 3583)), (1, (3584, None))})
-        from_one = next(g for g in gates["gates"] if g["name"].startswith("prefill.gemm_tiles_wgmma.1."))
+        from_one = next(g for g in gates["gates"] if g["name"] == "prefill.tiles_wgmma.large")
         other = gates["gates"][gates["gates"].index(from_one) + 1]
         self.assertEqual((other["kernel"], other["id"]), ("mmq_tiles", [3584, None]))
 

@@ -25,7 +25,7 @@ from .plots import COLOURS, MARKERS, STYLE, save
 Gates = Mapping[str, Any]
 KERNELS = list(tune.RUNGS)
 PANELS = 3
-MAPS = ((1536, 1536), (18944, 3584))  # attn_q of 1.5b, ffn_gate of 7b: od, id
+MAPS = ((18944, 3584), (3584, 18944))  # ffn_gate and ffn_down of 7b: od, id
 
 
 def read(path: Path) -> Gates:
@@ -62,12 +62,14 @@ def draw(gates: Gates, type_: str) -> Figure:
     if type_ not in evidence:
         raise one_of("type with evidence", type_, evidence)
     shapes = sorted(evidence[type_], key=lambda s: int(s.split("x")[0]) * int(s.split("x")[1]))
-    chosen = shapes if len(shapes) <= PANELS else [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
+    if len(shapes) > PANELS:  # the smallest, the one of the longest rows, the largest
+        longest = max(shapes[1:-1], key=lambda s: int(s.split("x")[1]))
+        shapes = [shapes[0], longest, shapes[-1]]
     with matplotlib.rc_context(STYLE):
         figure = plt.figure(figsize=(4.2 * PANELS, 4.6 + 0.26 * len(evidence)))
         rows = figure.add_gridspec(2, 1, height_ratios=[3.2, 0.4 + 0.26 * len(evidence)], hspace=0.42)
-        above = rows[0].subgridspec(1, len(chosen), wspace=0.28)
-        for i, shape in enumerate(chosen):
+        above = rows[0].subgridspec(1, len(shapes), wspace=0.28)
+        for i, shape in enumerate(shapes):
             _times(figure.add_subplot(above[0, i]), gates, type_, shape, evidence[type_][shape])
         below = rows[1].subgridspec(1, len(MAPS), wspace=0.16)
         for i, shape in enumerate(MAPS):

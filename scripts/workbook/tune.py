@@ -32,6 +32,7 @@ RUNGS = {
     "f32_matmul": "{type}_f32_matmul",
 }
 TIERS = {"mmvq_tiles": 2, "gemm_tiles_wgmma": 1, "mmq_tiles": 1, "f32_matmul": 3}
+SHORT = {"gemm_tiles_wgmma": "tiles_wgmma", "mmq_tiles": "mmq"}  # in names of gates
 TYPES = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
 )  # fmt: skip
@@ -330,36 +331,35 @@ def gates_of(curves: Mapping[str, Curves]) -> list[dict[str, Any]]:
                 if TIERS[span.kernel] == 1:
                     together[(span, of.axis, of.least, of.most)].append(type_)
     tuned: list[dict[str, Any]] = []
+
+    def add(kernel: str, types: Sequence[str], bounds: Mapping[str, Any], where: str, evidence: str) -> None:
+        name = f"prefill.{SHORT.get(kernel, kernel)}{where}"
+        while any(gate["name"] == name for gate in [*head, *tuned]):
+            name += f".{types[0]}"
+        gate = {"name": name, "kernel": kernel, "types": list(types), **bounds, "unless": off}
+        tuned.append({**gate, "evidence": evidence} if evidence else gate)
+
     for (span, axis, least, most), types in sorted(
         together.items(), key=lambda item: (item[0][0].least, item[0][0].kernel, *item[0][1:3], item[1])
     ):
-        where = f".{axis}{'_from_' + str(least) if most is None else '_to_' + str(most)}" if axis else ""
-        name = f"prefill.{span.kernel}.{span.least}{where}"
-        gate = {
-            "name": f"{name}.{types[0]}" if any(g["name"] == name for g in tuned) else name,
-            "kernel": span.kernel,
-            "types": types,
-            "nt": [span.least, span.most],
-            **({axis: [least, most]} if axis else {}),
-            "unless": off,
-            "evidence": f"lowest times of {', '.join(types)} over rows and shapes",
-        }
-        tuned.append(gate)
+        where = "" if not axis else ".large" if most is None else ".small"
+        bounds = {"nt": [span.least, span.most], **({axis: [least, most]} if axis else {})}
+        add(span.kernel, types, bounds, where, f"lowest times of {', '.join(types)} over rows and shapes")
         if span.kernel == "gemm_tiles_wgmma":  # what the emulator of the device takes instead
-            tuned.append({**gate, "name": gate["name"] + ".without_wgmma", "kernel": "mmq_tiles", "evidence": ""})
+            add("mmq_tiles", types, bounds, where, "")
     # What was not measured has the default's gates.
     rest = [t for t in TYPES if t not in curves]
     tail: list[dict[str, Any]] = []
     if rest:
         tail = [
             {
-                "name": "prefill.tiles_wgmma",
+                "name": "prefill.tiles_wgmma.unmeasured",
                 "kernel": "gemm_tiles_wgmma",
                 "types": rest,
                 "nt": [9, None],
                 "unless": off,
             },
-            {"name": "prefill.mmq", "kernel": "mmq_tiles", "types": rest, "nt": [9, None], "unless": off},
+            {"name": "prefill.mmq.unmeasured", "kernel": "mmq_tiles", "types": rest, "nt": [9, None], "unless": off},
         ]
     tail += [
         {
