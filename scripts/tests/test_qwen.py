@@ -575,6 +575,14 @@ class Files(QwenCase):
 
 
 class Dispatch(QwenCase):
+    def test_a_device_has_its_own_gates(self):
+        for path in sorted((ROOT / "data" / "gates").glob("*.json")):
+            report = self.json("explain", MODEL, "--device", path.stem)
+            self.assertEqual(report["gates"], path.stem)
+            names = {gate["name"] for gate in json.loads(path.read_text())["gates"]}
+            self.assertTrue({at["gate"] for m in report["dispatch"] for at in m["at"]} <= names)
+        self.assertEqual(self.json("explain", MODEL, "--device", "nvidia-l4")["gates"], "default")
+
     def test_explain_says_which_kernel(self):
         report = self.json("explain", MODEL, "--device", "nvidia-h200", "--gates", "default")
         self.assertEqual(report["gates"], "default")
