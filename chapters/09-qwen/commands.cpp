@@ -26,7 +26,9 @@ std::string footer() {
          "Environment, read once:\n" +
          dispatch::switches_help() +
          "  LADDER_EMULATOR_DEVICE=SLUG   the device whose limits the emulator enforces (a file of "
-         "data/devices)";
+         "data/devices)\n"
+         "  LADDER_EMULATOR_MEMORY=BYTES  free memory of that device; LADDER_EMULATOR_LAUNCHES=N: it is lost "
+         "after so many";
 }
 
 /// llama.cpp has options of several letters behind one dash, which are a bundle of one-letter options to most
