@@ -411,6 +411,23 @@ class Experiments(unittest.TestCase):
         self.assertRegex(text, r"\| m +\| attn_q \+ attn_k \[8, 4\] \| +1 \| +2 \| +2 \| +22.0 \| +30.0 \|")
         self.assertRegex(text, r"all launches .* 2.5 \| +3 \| +23.5 \| +35.0 \|$")
 
+    @unittest.skipIf(missing(), missing() or "")
+    def test_the_emulators_traces(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="ab-test-") as folder:
+            file = Path(folder) / "q4_0.gguf"
+            subprocess.run([str(QWEN), "quantize", str(MODEL), str(file), "q4_0"], check=True, capture_output=True)
+            sides = [ab.traced(QWEN, file, "emulator", 1, 1, v) for v in ({}, {"LADDER_NO_Q40_MMVQ": "1"})]
+        # Five layers, whose q, k and v are one launch without the switch and three with it; the head is Q6_K.
+        kernels = [
+            {kernel: sum(side[k].count for k in side if k[0] == kernel) for kernel, *_ in side} for side in sides
+        ]
+        self.assertEqual((kernels[0]["q4_0_mmvq_tiles"], kernels[0]["q6_k_mmvq_tiles"]), (20, 1))
+        self.assertEqual((kernels[1]["q4_0_f32_matmul"], kernels[1]["q6_k_mmvq_tiles"]), (35, 1))
+        self.assertNotIn("q4_0_mmvq_tiles", kernels[1])
+        moved = {kernel for kernel, *_ in ab.moved(*sides, timed=False)}
+        self.assertTrue({"q4_0_mmvq_tiles", "q4_0_f32_matmul"} <= moved)
+        self.assertNotIn("attention_decode", moved)
+
     def ladder_ab(self, *words: str, status: int = 0) -> str:
         """A run with a stand-in whose switch doubles the speed and changes a kernel."""
         out, err = io.StringIO(), io.StringIO()
