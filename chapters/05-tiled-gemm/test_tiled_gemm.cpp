@@ -1,6 +1,7 @@
 // Chapter 05's kernels against float64, and the broken ones against the checker.
 
 #define LADDER_NO_MAIN
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -30,7 +31,8 @@ struct SmallProduct {
   Shape shape;
   std::vector<float> sum;  ///< [nt][od]
   GuardedBuffer<__half> weights, acts;
-  explicit SmallProduct(Shape s)
+  /// @param multiplied whether to say what it should be
+  explicit SmallProduct(Shape s, bool multiplied = true)
       : shape(s),
         sum(static_cast<std::size_t>(s.nt * s.od)),
         weights(static_cast<std::size_t>(s.od * s.id), "weights"),
@@ -40,7 +42,7 @@ struct SmallProduct {
     for (std::size_t i = 0; i < a.size(); ++i) a[i] = __half(fill_value(FillKind::tiny_int, 4, i));
     weights.upload(w);
     acts.upload(a);
-    for (long long t = 0; t < s.nt; ++t) {
+    for (long long t = 0; multiplied && t < s.nt; ++t) {
       for (long long r = 0; r < s.od; ++r) {
         float x = 0;
         for (long long k = 0; k < s.id; ++k) {
@@ -210,6 +212,112 @@ TEST_CASE("k is divided where tiles are few, and never into parts without a step
   CHECK_FALSE(launch_split_k_reduce(f.data(), f.data(), {}, 0, 1, 1, stream).ok());
   CHECK_FALSE(launch_split_k_reduce(f.data() + 1, f.data(), {}, 1, 1, 1, stream).ok());
 }
+
+TEST_CASE("tiles that are cut along k: every step once, and no block waits for one after it") {
+  for (const int blocks : {1, 2, 7, 132}) {
+    for (const int steps : {1, 4, 5, 56}) {
+      for (const int tiles : {1, 3, 131, 133, 300}) {
+        for (const int cut : {0, 1, tiles / 2, tiles}) {
+          CAPTURE(blocks);
+          CAPTURE(steps);
+          CAPTURE(tiles);
+          CAPTURE(cut);
+          const MmaShares shares{tiles, cut, steps, cut * steps / blocks, cut * steps % blocks};
+          std::vector<int> times(static_cast<std::size_t>(tiles * steps));
+          int wrong = 0;
+          for (int block = 0; block < blocks; ++block) {
+            MmaPieces piece(shares, block, blocks);
+            const int all = piece.all_steps();
+            int seen = 0;
+            for (bool first = true; piece.next(); first = false) {
+              for (int k = piece.step; k < piece.end; ++k)
+                ++times[static_cast<std::size_t>(piece.tile * steps + k)];
+              seen += piece.end - piece.step;
+              wrong += piece.step < piece.end && piece.end <= steps ? 0 : 1;
+              // What is left for another block is the first thing that a block does.
+              if (piece.end < steps && !first) ++wrong;
+              // And what a tile's last piece lacks are the shares of the blocks before this one.
+              if (piece.step > 0 && MmaPieces::first_step(shares, block) != piece.tile * steps + piece.step)
+                ++wrong;
+            }
+            wrong += seen == all ? 0 : 1;
+          }
+          for (const int n : times) wrong += n == 1 ? 0 : 1;
+          REQUIRE(wrong == 0);
+        }
+      }
+    }
+  }
+  CHECK(gemm_f16_mma_tma_plan({512, 3584, 18944}, 132, false).cut == 0);
+  for (const Shape s :
+       {Shape{1, 1, 8}, Shape{512, 896, 4864}, Shape{512, 3584, 18944}, Shape{8192, 8192, 8192}}) {
+    const MmaTmaPlan plan = gemm_f16_mma_tma_plan(s, 132, true);
+    CHECK(plan.tile >= 0);
+    CHECK(plan.tile < static_cast<int>(std::tuple_size_v<MmaTmaTiles>));
+    CHECK(plan.cut >= 0);
+  }
+}
+
+#if defined(__CUDACC__)
+TEST_CASE("gemm_f16_mma_tma: several tiles a block, cut or whole, are right in every run") {
+  if (device_info().cc_major != 9) return;
+  Stream stream;
+  const auto multiply = [&](auto tile, const SmallProduct& p, int cut, const GemmEpilogue& e,
+                            std::vector<float>& got) {
+    const int sms = multiprocessor_count();
+    GuardedBuffer<float> sums(gemm_f16_mma_tma_sums_bytes(sms) / sizeof(float), "sums"),
+        out(p.sum.size(), "out");
+    Buffer<unsigned> flags(gemm_f16_mma_tma_flags(sms), "flags");
+    sums.poison();
+    out.poison();
+    flags.fill_bytes(0);
+    require(launch_gemm_f16_mma_tma_tile<decltype(tile)>(p.weights.data(), p.acts.data(), out.data(), p.shape,
+                                                         e, cut, {sums.data(), flags.data()}, stream, true));
+    stream.synchronize();
+    REQUIRE(out.download(got));
+    std::vector<float> left(sums.size());
+    CHECK(sums.download(left));  // its guards are whole
+    std::vector<unsigned> raised(flags.size());
+    flags.download(raised);
+    CHECK(std::count(raised.begin(), raised.end(), 0u) == static_cast<long>(raised.size()));
+  };
+  {
+    const SmallProduct p({500, 1207, 328});  // 152 tiles of 64 x 64, 6 steps
+    std::vector<float> bias(1207), got(p.sum.size());
+    for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = fill_value(FillKind::small_int, 5, i);
+    Buffer<float> bias_on(bias.size(), "bias");
+    bias_on.upload(bias);
+    for (const int cut : {0, 1, 2, 20, 132, 152}) {
+      for (const bool add : {false, true}) {
+        CAPTURE(cut);
+        GemmEpilogue e;
+        if (add) e.bias = bias_on.data();
+        multiply(MmaTile<64, 64, 64, 8, 32, 32, 1>(), p, cut, e, got);
+        int wrong = 0;
+        for (std::size_t i = 0; i < got.size(); ++i)
+          wrong += got[i] == p.sum[i] + (add ? bias[i % bias.size()] : 0.0f) ? 0 : 1;
+        CHECK(wrong == 0);
+      }
+    }
+  }
+  {
+    // Stages that go back to the copy engine too early are wrong in about every other run of this.
+    const Shape shape{512, 18944, 3584};
+    SmallProduct p(shape, false);
+    GuardedBuffer<float> expected(p.sum.size(), "expected");
+    require(
+        launch_gemm_f16_mma(p.weights.data(), p.acts.data(), expected.data(), shape, {}, nullptr, stream));
+    stream.synchronize();
+    std::vector<float> want(p.sum.size()), got(p.sum.size());
+    REQUIRE(expected.download(want));
+    for (int run = 0; run < 12; ++run) {
+      CAPTURE(run);
+      multiply(MmaTile<128, 128, 64, 6, 64, 32, 1>(), p, run % 2 == 0 ? 0 : 592 - 4 * 132, {}, got);
+      CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
+    }
+  }
+}
+#endif
 
 #if !defined(__CUDACC__)
 namespace {

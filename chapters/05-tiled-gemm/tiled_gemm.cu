@@ -3,6 +3,8 @@
 // The steps to wmma are in gemm_steps.cuh and gemm_f16_nt.cuh beside this file; what programs use is in kernels/gemm.
 //
 // BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/05-tiled-gemm/tiled_gemm.cu -o tiled_gemm
+#include <memory>
+
 #include "chapters/05-tiled-gemm/gemm_f16_nt.cuh"
 #include "chapters/05-tiled-gemm/gemm_steps.cuh"
 #include "harness/experiment/main.hpp"
@@ -14,8 +16,6 @@
 #include "kernels/cpu/gemm_f32.hpp"
 #endif
 #if defined(LADDER_WITH_CUBLAS)
-#include <memory>
-
 #include "harness/compare/cublas_gemm.hpp"
 #include "kernels/gemm/dequantize_tiles.cuh"
 #include "kernels/gemm/gemm_tiles_wgmma.cuh"
@@ -123,21 +123,39 @@ inline Rung product(const std::string& id, const char* title, bool split) {
   return r;
 }
 
-/// The same with Hopper's copy engine, k divided where tiles are few.
+/// What kernels that cut tiles along k leave for other blocks: sums, and flags, which are zero between launches.
+struct CutSums {
+  Buffer<float> sums;
+  Buffer<unsigned> flags;
+  CutSums(std::size_t bytes, std::size_t flag_count)
+      : sums(bytes / sizeof(float), "workspace"), flags(flag_count, "flags") {
+    sums.fill_bytes(0xFF);
+    flags.fill_bytes(0);
+  }
+};
+
+/// The same with Hopper's copy engine, tiles cut along k where they do not fill all multiprocessors.
 inline Rung product_tma() {
-  Rung r = make(
-      "gemm_f16_mma_tma", "mma.sync, fed by Hopper's copy engine",
-      "kernels/gemm/gemm_f16_mma_tma.cuh#gemm_f16_mma_tma,kernels/gemm/gemm_f16_mma_tma.cuh#"
-      "gemm_mma_tma_plan,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_tile,kernels/gemm/gemm_f16_mma.cuh#"
-      "gemm_mma_units,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_warp,kernels/gemm/split_k.cuh#split_k_reduce");
+  const std::string file = "kernels/gemm/gemm_f16_mma_tma.cuh#", mma = "kernels/gemm/gemm_f16_mma.cuh#";
+  Rung r =
+      make("gemm_f16_mma_tma", "mma.sync, fed by Hopper's copy engine",
+           file + "gemm_f16_mma_tma," + file + "gemm_mma_tma_lines," + file + "gemm_mma_tma_plan," + file +
+               "gemm_mma_share," + mma + "gemm_mma_tile," + mma + "gemm_mma_units," + mma + "gemm_mma_warp");
   r.math = MathUnit::mma_f16;
   r.supported = gemm_f16_mma_tma_supported;
-  r.roundings = [](Shape s, Executor) { return mma_roundings(s.id, kMostKSplit); };
-  r.device = [workspace = Workspace()](const __half* weights, const __half* acts, float* out, Shape s,
-                                       Stream& stream) mutable {
+  r.roundings = [](Shape s, Executor) {
+    return mma_roundings(s.id, 1 + static_cast<int>(s.id / (64 * kFewestCutSteps)));
+  };
+  r.device = [cut = std::shared_ptr<CutSums>()](const __half* weights, const __half* acts, float* out,
+                                                Shape s, Stream& stream) mutable {
     if (Status ok = gemm_f16_mma_supported(s); !ok.ok()) return ok;
-    float* const partials = workspace.floats(gemm_f16_mma_tma_workspace_bytes(s, multiprocessor_count()));
-    return launch_gemm_f16_mma_tma(weights, acts, out, s, {}, partials, stream);
+    const int sms = multiprocessor_count();
+    if (!cut) {
+      cut = std::make_shared<CutSums>(gemm_f16_mma_tma_sums_bytes(sms), gemm_f16_mma_tma_flags(sms));
+    }
+    // Products that follow one another start early: none writes weights, which is all that one reads until then.
+    return launch_gemm_f16_mma_tma(weights, acts, out, s, {}, {cut->sums.data(), cut->flags.data()}, stream,
+                                   true);
   };
   return r;
 }
@@ -175,21 +193,12 @@ Rung packed() {
   r.math = MathUnit::wgmma_f16;
   r.roundings = [](Shape s, Executor) { return gemm_tiles_roundings(s.id); };
   r.supported = [](Shape s, const DeviceInfo& d) { return gemm_tiles_wgmma_supported(kType, s, d); };
-  // Sums that blocks leave for others, and flags, which are zero between launches.
-  struct Sums {
-    Buffer<float> partial;
-    Buffer<unsigned> flags;
-    explicit Sums(int sms)
-        : partial(gemm_tiles_most_partial_bytes(sms) / sizeof(float), "workspace"),
-          flags(static_cast<std::size_t>(sms), "flags") {
-      partial.fill_bytes(0xFF);
-      flags.fill_bytes(0);
-    }
-  };
-  r.device = [sums = std::shared_ptr<Sums>()](WeightsPointer weights, ActsPointer acts, float* out, Shape s,
-                                              Stream& stream) mutable -> Status {
+  r.device = [cut = std::shared_ptr<CutSums>()](WeightsPointer weights, ActsPointer acts, float* out, Shape s,
+                                                Stream& stream) mutable -> Status {
     const int sms = multiprocessor_count();
-    if (!sums) sums = std::make_shared<Sums>(sms);
+    if (!cut) {
+      cut = std::make_shared<CutSums>(gemm_tiles_most_partial_bytes(sms), static_cast<std::size_t>(sms));
+    }
     const GemmTilesPart part{weights, out, static_cast<int>(s.od)};
     tiles::GemmTilesArgs args{};
     if (Status ok = tiles::gather_parts(kType, {&part, 1}, acts, s.nt, s.id, args.parts); !ok.ok()) return ok;
@@ -197,7 +206,7 @@ Rung packed() {
     args.steps = static_cast<int>(tiles::steps<typename Format::Block>(s.id));
     return tiles::launch_gemm_tiles<Format, false>(args, acts, static_cast<int>(s.id),
                                                    gemm_tiles_plan(kType, s, sms),
-                                                   {sums->partial.data(), sums->flags.data()}, stream, false);
+                                                   {cut->sums.data(), cut->flags.data()}, stream, false);
   };
   return r;
 }

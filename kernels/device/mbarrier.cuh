@@ -6,7 +6,8 @@
 //         3. mbarrier_wait(&b, parity) returns once the phase of that parity is complete: all arrivals are in
 //            and all bytes are there. Phases count 0, 1, 2, ...; a phase's parity is its lowest bit. So
 //            waiters of phase p pass p % 2, and a wait with parity 1 on a fresh barrier returns at once.
-// ORDER   what a thread did before it arrived is visible to those that have waited.
+// ORDER   what a thread did before it arrived is visible to those that have waited. Bulk copies are no part of that: they
+//         may overwrite what a thread still reads, see mbarrier_arrive_after.
 // SHAPE   8 bytes of shared memory, aligned to 8, whose contents nobody may touch; 1 to 2^20 - 1 arrivals.
 // ERRORS  waiting for a phase that nobody completes: on the GPU the kernel hangs, on the emulator the launch
 //         ends with an error that says who waits where, and for how many arrivals and bytes. More arrivals
@@ -53,6 +54,30 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* b, unsigned arriv
                : "=l"(state)
                : "r"(shared_address(b)), "r"(arrivals)
                : "memory");
+#endif
+}
+
+/// As mbarrier_arrive by the threads with `arrives`, but not before `word` is in its register: for giving a stage back to the
+/// copy engine after reading it with ordinary loads. A plain arrival overtakes loads that were issued before it and still
+/// queue in the load and store unit, behind the stores of an epilogue for example; what the engine then writes is what they
+/// read. All lanes of a warp call it.
+/// @param word made of something of every load (their exclusive or, for example)
+__device__ __forceinline__ void mbarrier_arrive_after(std::uint64_t* b, std::uint32_t word, bool arrives) {
+#if !defined(__CUDACC__)
+  (void)word;
+  if (arrives) emu::mbarrier_arrive(b, 1, 0);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  needs_sm90("mbarrier");
+#else
+  // It arrives whatever the word is; but to know by which of the two instructions, it needs the word.
+  asm volatile(
+      "{\n\t.reg .pred arrives, one, other;\n\t.reg .b64 state;\n\t"
+      "setp.ne.u32 arrives, %2, 0;\n\t"
+      "setp.ne.and.u32 one|other, %1, 0, arrives;\n\t"
+      "@one mbarrier.arrive.shared::cta.b64 state, [%0];\n\t"
+      "@other mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(shared_address(b)),
+      "r"(word), "r"(static_cast<int>(arrives))
+      : "memory");
 #endif
 }
 

@@ -13,10 +13,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cp_async.cuh"
@@ -139,26 +141,39 @@ struct MmaWarp {
       }
     }
   }
-  /// Sums leave in pairs. Everything that is added is loaded before anything is stored, as `residual` may be `out`.
-  __device__ __forceinline__ void store(const MmaUnit& unit, int lane, const GemmEpilogue& epilogue,
-                                        float* out, int nt, int od) {
-    float* const to = out + static_cast<long long>(unit.z) * nt * od;
-    const bool pairs = od % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
-    const bool adds =
-        epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr;
+  /// Something of every fragment of a set.
+  __device__ __forceinline__ std::uint32_t word_of(int set) const {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < MI; ++i) word ^= a[set][i][0];
+#pragma unroll
+    for (int i = 0; i < NI / 2; ++i) word ^= b[set][i][0];
+    return word;
+  }
+  /// What the epilogue adds. All of it is loaded before anything is stored, as `residual` may be `out`.
+  __device__ __forceinline__ void finish(const MmaUnit& unit, int lane, const GemmEpilogue& epilogue, int nt,
+                                         int od) {
+    if (epilogue.bias == nullptr && epilogue.residual == nullptr && epilogue.row_scale == nullptr) return;
     const int token0 = unit.token + token + lane / 4, output0 = unit.output + output + 2 * (lane % 4);
 #pragma unroll
     for (int mi = 0; mi < MI; ++mi) {
-      if (adds) {
 #pragma unroll
-        for (int ni = 0; ni < NI; ++ni) {
+      for (int ni = 0; ni < NI; ++ni) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int t = token0 + mi * 16 + i / 2 * 8, r = output0 + ni * 8 + i % 2;
-            if (t < nt && r < od) sum[mi][ni][i] = apply_epilogue(epilogue, sum[mi][ni][i], t, r, od);
-          }
+        for (int i = 0; i < 4; ++i) {
+          const int t = token0 + mi * 16 + i / 2 * 8, r = output0 + ni * 8 + i % 2;
+          if (t < nt && r < od) sum[mi][ni][i] = apply_epilogue(epilogue, sum[mi][ni][i], t, r, od);
         }
       }
+    }
+  }
+  /// Sums leave in pairs.
+  __device__ __forceinline__ void store(const MmaUnit& unit, int lane, float* out, int nt, int od) const {
+    float* const to = out + static_cast<long long>(unit.z) * nt * od;
+    const bool pairs = od % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
+    const int token0 = unit.token + token + lane / 4, output0 = unit.output + output + 2 * (lane % 4);
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
 #pragma unroll
       for (int ni = 0; ni < NI; ++ni) {
 #pragma unroll
@@ -252,7 +267,8 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
       }
     }
     // 3. The copies of the next tile are on their way meanwhile.
-    warp.store(unit, lane, epilogue, out, nt, od);
+    warp.finish(unit, lane, epilogue, nt, od);
+    warp.store(unit, lane, out, nt, od);
   }
 }
 // ANCHOR_END: gemm_f16_mma
@@ -370,20 +386,39 @@ void consider(MmaPlan& best, double& least, int tile, MmaTileCost cost, Shape s,
   }
 }
 
+/// The best plan with one of Tiles. @param costs of each of them
+template <class Tiles>
+MmaPlan best_mma_plan(const MmaTileCost (&costs)[std::tuple_size_v<Tiles>], Shape s, int sms,
+                      int most_parts) {
+  MmaPlan best{0, 1};
+  double least = 0;
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    (consider<std::tuple_element_t<I, Tiles>>(best, least, static_cast<int>(I), costs[I], s, sms, most_parts),
+     ...);
+  }
+  (std::make_index_sequence<std::tuple_size_v<Tiles>>());
+  return best;
+}
+
+/// What f says of the tile with this number.
+template <class Tiles, class F>
+Status with_mma_tile(int tile, const F& f) {
+  Status status;
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    ((tile == static_cast<int>(I) &&
+      (static_cast<void>(status = f(std::tuple_element_t<I, Tiles>())), true)) ||
+     ...);
+  }
+  (std::make_index_sequence<std::tuple_size_v<Tiles>>());
+  return status;
+}
+
 }  // namespace detail
 
 /// The tile, and the parts of k, that are expected to be fastest.
 /// @param most_parts 1 where there is no workspace
 inline MmaPlan gemm_f16_mma_plan(Shape s, int sms, int most_parts = kMostKSplit) {
-  MmaPlan best{0, 1};
-  double least = 0;
-  detail::consider<std::tuple_element_t<0, MmaTiles>>(best, least, 0, detail::kMmaTileCosts[0], s, sms,
-                                                      most_parts);
-  detail::consider<std::tuple_element_t<1, MmaTiles>>(best, least, 1, detail::kMmaTileCosts[1], s, sms,
-                                                      most_parts);
-  detail::consider<std::tuple_element_t<2, MmaTiles>>(best, least, 2, detail::kMmaTileCosts[2], s, sms,
-                                                      most_parts);
-  return best;
+  return detail::best_mma_plan<MmaTiles>(detail::kMmaTileCosts, s, sms, most_parts);
 }
 
 /// Bytes of workspace that launch_gemm_f16_mma can use at this shape.
@@ -401,18 +436,10 @@ inline Status launch_gemm_f16_mma(const __half* weights, const __half* acts, flo
                                   bool programmatic = false) {
   if (Status ok = gemm_f16_mma_supported(s); !ok.ok()) return ok;
   const MmaPlan plan = gemm_f16_mma_plan(s, multiprocessor_count(), workspace != nullptr ? kMostKSplit : 1);
-  const auto with = [&](auto tile) {
+  return detail::with_mma_tile<MmaTiles>(plan.tile, [&](auto tile) {
     return launch_gemm_f16_mma_tile<decltype(tile)>(weights, acts, out, s, epilogue, plan.ksplit, workspace,
                                                     stream, programmatic);
-  };
-  switch (plan.tile) {
-    case 0:
-      return with(std::tuple_element_t<0, MmaTiles>());
-    case 1:
-      return with(std::tuple_element_t<1, MmaTiles>());
-    default:
-      return with(std::tuple_element_t<2, MmaTiles>());
-  }
+  });
 }
 
 }  // namespace ladder
