@@ -36,11 +36,11 @@ constexpr unsigned kMaxWorkers =
 
 /// Hands boost::context a stack that the worker owns and keeps.
 struct OwnedStack {
-  char* base;
+  char* top;
   boost::context::stack_context allocate() const {
     boost::context::stack_context s;
     s.size = kStackBytes;
-    s.sp = base + kStackBytes;  // stacks grow down
+    s.sp = top;  // stacks grow down
     return s;
   }
   void deallocate(boost::context::stack_context&) const noexcept {}
@@ -136,7 +136,8 @@ std::string thread_text(const uint3& block, const uint3& thread) {
 
 Worker::Worker() : lanes(kMaxThreads), gathered(kMaxThreads / 32) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  stack_stride = kStackBytes + page;  // every stack lies above an inaccessible page
+  stack_stride =
+      kStackBytes + 2 * page;  // every stack lies above an inaccessible page, and begins in a page of its own
   stacks = map_memory(stack_stride * kMaxThreads, PROT_NONE);
   dynamic_shared = map_memory(kMaxDynamicShared + 2 * page, PROT_NONE) + page;
   mprotect(dynamic_shared, kMaxDynamicShared, PROT_READ | PROT_WRITE);
@@ -189,11 +190,15 @@ void Worker::poison_shared() {
 
 void Worker::resume(Lane& lane) {
   if (!lane.started) {
-    char* base =
-        stacks + stack_stride * static_cast<std::size_t>(&lane - lanes.data()) + (stack_stride - kStackBytes);
-    mprotect(base, kStackBytes, PROT_READ | PROT_WRITE);
+    const auto index = static_cast<std::size_t>(&lane - lanes.data()),
+               page = (stack_stride - kStackBytes) / 2;
+    char* base = stacks + stack_stride * index + page;
+    mprotect(base, kStackBytes + page, PROT_READ | PROT_WRITE);
+    // Stacks that all began at the same place of a page would share a few sets of the L1 cache, and the lanes of a warp
+    // push each other's out: an odd number of lines further each, they spread over all.
+    constexpr std::size_t kApart = 17 * 64, kPage = 4096;
     lane.context =
-        boost::context::fiber(std::allocator_arg, OwnedStack{base},
+        boost::context::fiber(std::allocator_arg, OwnedStack{base + kStackBytes + index * kApart % kPage},
                               [this, &lane](boost::context::fiber&& from) -> boost::context::fiber {
                                 hub = std::move(from);
                                 for (;;) {  // one turn for every block this lane is part of
@@ -502,10 +507,20 @@ bool Worker::complete_collectives(unsigned warp) {
 
 namespace {
 
-/// The calling lane takes part in `r`; returns once it has been performed.
-void meet(Request r, std::uintptr_t pc) {
+/// What the calling lane asks for, to be completed before it meets the others. (It is made where they look for it.)
+Request& ask(Collective kind, unsigned mask) {
+  Request& r = current.lane->request;
+  r = {};
+  r.kind = kind;
+  r.mask = mask;
+  return r;
+}
+
+/// The calling lane takes part in what it asked for; returns once it has been performed.
+void meet(std::uintptr_t pc) {
   Worker& w = *current.worker;
   Lane& lane = *current.lane;
+  const Request& r = lane.request;
   const unsigned first = lane.linear & ~31u;
   lane.pc = pc;
   current.recording = false;  // until the scheduler lets the lane go on
@@ -516,7 +531,6 @@ void meet(Request r, std::uintptr_t pc) {
              Check::collective, pc);
     w.abandon();
   }
-  lane.request = r;
   lane.state = State::at_collective;
   // While counting, the scheduler first lines up what the lanes did before they came here.
   if (w.launch->observation == nullptr && r.kind != Collective::active_mask && w.all_wait(first, r.mask) &&
@@ -531,10 +545,8 @@ void meet(Request r, std::uintptr_t pc) {
 #define LADDER_EMU_HERE reinterpret_cast<std::uintptr_t>(__builtin_return_address(0))
 
 void warp_barrier(unsigned mask) {
-  Request r;
-  r.kind = Collective::syncwarp;
-  r.mask = mask;
-  meet(r, LADDER_EMU_HERE);
+  ask(Collective::syncwarp, mask);
+  meet(LADDER_EMU_HERE);
 }
 
 std::uint64_t warp_shuffle(Shuffle op, unsigned mask, std::uint64_t value, int argument, int width) {
@@ -544,54 +556,44 @@ std::uint64_t warp_shuffle(Shuffle op, unsigned mask, std::uint64_t value, int a
                              to_string(source_line(LADDER_EMU_HERE)) + " is not a power of two up to 32";
     fail(text.c_str());
   }
-  Request r;
-  r.kind = Collective::shuffle;
+  Request& r = ask(Collective::shuffle, mask);
   r.op = static_cast<int>(op);
-  r.mask = mask;
   r.value = value;
   r.argument = argument;
   r.width = width;
-  meet(r, LADDER_EMU_HERE);
+  meet(LADDER_EMU_HERE);
   return current.lane->result;
 }
 
 unsigned warp_vote(Vote op, unsigned mask, int predicate) {
-  Request r;
-  r.kind = Collective::vote;
+  Request& r = ask(Collective::vote, mask);
   r.op = static_cast<int>(op);
-  r.mask = mask;
   r.value = predicate != 0;
-  meet(r, LADDER_EMU_HERE);
+  meet(LADDER_EMU_HERE);
   return static_cast<unsigned>(current.lane->result);
 }
 
 unsigned warp_match_any(unsigned mask, std::uint64_t value) {
-  Request r;
-  r.kind = Collective::match_any;
-  r.mask = mask;
+  Request& r = ask(Collective::match_any, mask);
   r.value = value;
-  meet(r, LADDER_EMU_HERE);
+  meet(LADDER_EMU_HERE);
   return static_cast<unsigned>(current.lane->result);
 }
 
 unsigned warp_match_all(unsigned mask, std::uint64_t value, int* predicate) {
-  Request r;
-  r.kind = Collective::match_all;
-  r.mask = mask;
+  Request& r = ask(Collective::match_all, mask);
   r.value = value;
-  meet(r, LADDER_EMU_HERE);
+  meet(LADDER_EMU_HERE);
   *predicate = current.lane->match_all;
   return static_cast<unsigned>(current.lane->result);
 }
 
 unsigned warp_reduce(Reduce op, bool is_signed, unsigned mask, unsigned value) {
-  Request r;
-  r.kind = Collective::reduce;
+  Request& r = ask(Collective::reduce, mask);
   r.op = static_cast<int>(op);
   r.is_signed = is_signed;
-  r.mask = mask;
   r.value = value;
-  meet(r, LADDER_EMU_HERE);
+  meet(LADDER_EMU_HERE);
   return static_cast<unsigned>(current.lane->result);
 }
 
@@ -601,22 +603,18 @@ void warp_gather(const void* mine, void* all, std::size_t bytes, Instruction whi
 
 const void* warp_gather_at(const void* mine, std::size_t bytes, WarpWork work, Instruction which,
                            std::uintptr_t pc) {
-  Request r;
-  r.kind = Collective::gather;
+  Request& r = ask(Collective::gather, ~0u);
   r.op = static_cast<int>(which);
-  r.mask = ~0u;
   r.argument = static_cast<int>(bytes);
   r.from = mine;
   r.work = work;
-  meet(r, pc);
+  meet(pc);
   return current.worker->gathered[current.lane->linear / 32].data();
 }
 
 unsigned active_mask() {
-  Request r;
-  r.kind = Collective::active_mask;
-  r.mask = ~0u;
-  meet(r, LADDER_EMU_HERE);
+  ask(Collective::active_mask, ~0u);
+  meet(LADDER_EMU_HERE);
   return static_cast<unsigned>(current.lane->result);
 }
 
@@ -715,7 +713,7 @@ thread_local std::uintptr_t fault_pc = 0;
   const char* stack = w.stacks + w.stack_stride * static_cast<std::size_t>(&lane - w.lanes.data());
   const auto guard = reinterpret_cast<std::uintptr_t>(stack);
   std::string what;
-  if (fault_address - guard < w.stack_stride - kStackBytes) {
+  if (fault_address - guard < (w.stack_stride - kStackBytes) / 2) {
     what = "the thread's stack of " + std::to_string(kStackBytes) + " bytes overflowed";
   } else if (const std::optional<Neighbour> a = nearest_allocation(fault_address)) {
     what = "out of bounds: an access ";
@@ -740,7 +738,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     const Lane& lane = *current.lane;
     Worker& w = *current.worker;
     const auto top = reinterpret_cast<std::uintptr_t>(w.stacks) +
-                     w.stack_stride * static_cast<std::size_t>(&lane - w.lanes.data() + 1) - 4096;
+                     w.stack_stride * static_cast<std::size_t>(&lane - w.lanes.data() + 1) -
+                     (w.stack_stride - kStackBytes) / 2 - 4096;
     fault_address = reinterpret_cast<std::uintptr_t>(info->si_addr);
 #if defined(__x86_64__)
     fault_pc = static_cast<std::uintptr_t>(u->uc_mcontext.gregs[REG_RIP]);
