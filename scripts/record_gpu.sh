@@ -95,6 +95,6 @@ scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 1
 
 # Where kernels overtake each other, and what each switch is worth.
 scripts/ladder tune --measure "$@" --output "$runs/gates.json"
-for experiment in baseline q40_mmvq mmvq_v1 mmq_on mmq_off prefill_gemm cuda_graph seed_gates; do
-  scripts/ladder ab $experiment "$@" --on gpu --runs "$runs" -r 3
+for experiment in baseline q40_mmvq mmvq_v1 mmq_off; do
+  scripts/ladder ab $experiment "$@" --on gpu --runs "$runs" -r 2
 done

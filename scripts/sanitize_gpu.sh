@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs the CUDA tests under compute-sanitizer: memcheck, racecheck, initcheck, synccheck. Every test case is a job of its
 # own, and several run side by side: the tool's own work is on the CPU.
-# Usage: scripts/sanitize_gpu.sh [--tool T,..] [--test NAME,..] [--jobs N] [--limit SECONDS] [--whole] [BUILD_FOLDER]
-#   --tool    only these of the four
-#   --test    only tests whose names have one of these in them (mmvq_tiles, attention, qwen_tales)
+# Usage: scripts/sanitize_gpu.sh [--tool T,..] [--test NAME,..] [--jobs N] [--limit SECONDS] [--within SECONDS] [--whole]
+#                                [BUILD_FOLDER]
+#   --tool    only these of the four, in this order
+#   --test    only tests whose names have one of these in them (mmvq_tiles, attention, qwen_tales), in this order
 #   --jobs    cases at a time (default: as many as there are CPUs)
 #   --limit   a case that takes longer is cut off, and counts as not passed (default: no limit)
+#   --within  all is over after that: cases under way are cut off, the others not run (default: no limit)
 #   --whole   tests do all that they do without a sanitizer. Otherwise LADDER_SANITIZER=1 tells them to leave out their
 #             largest shapes and most repetitions: kernels run a hundred times slower here (under_sanitizer.hpp)
 # The folder is build unless given; the tests must be built there (scripts/ladder test).
@@ -19,23 +21,24 @@ shopt -s nullglob
 cd "$(dirname "$0")/.."
 stop() { echo "scripts/sanitize_gpu.sh: $1" >&2; exit 2; }
 number() { [[ $2 =~ ^[1-9][0-9]*$ ]] || stop "$1: '$2' is not a whole number above 0"; }
-known=(racecheck memcheck initcheck synccheck)  # the slowest first
-tools=("${known[@]}") names=() jobs=$(nproc) limit='' build=''
+known=(memcheck racecheck synccheck initcheck)
+tools=("${known[@]}") names=() jobs=$(nproc) limit='' within='' build=''
 export LADDER_SANITIZER=1
 while [ $# -gt 0 ]; do
   case $1 in
-    --tool | --test | --jobs | --limit)
+    --tool | --test | --jobs | --limit | --within)
       [ $# -ge 2 ] || stop "$1 needs a value"
       case $1 in
         --tool) IFS=, read -ra tools <<< "$2" ;;
         --test) IFS=, read -ra names <<< "$2" ;;
         --jobs) number "$1" "$2"; jobs=$2 ;;
         --limit) number "$1" "$2"; limit=$2 ;;
+        --within) number "$1" "$2"; within=$2 ;;
       esac
       shift
       ;;
     --whole) unset LADDER_SANITIZER ;;
-    -*) stop "no option '$1'; there are --tool, --test, --jobs, --limit, --whole" ;;
+    -*) stop "no option '$1'; there are --tool, --test, --jobs, --limit, --within, --whole" ;;
     *)
       [ -z "$build" ] || stop "one build folder at most, not $build and $1"
       build=$1
@@ -53,14 +56,15 @@ for found in /usr/local/cuda*/bin/compute-sanitizer /opt/nvidia/*/bin/compute-sa
   [ -n "$sanitizer" ] || sanitizer=$found
 done
 [ -n "$sanitizer" ] || stop "no compute-sanitizer on PATH or in /usr/local/cuda*/bin; it comes with the CUDA Toolkit"
+all=("$build"/test_*_cuda "$build"/chapters/test_*_cuda "$build"/chapters/*/test_*_cuda)
 tests=()
-for test in "$build"/test_*_cuda "$build"/chapters/test_*_cuda "$build"/chapters/*/test_*_cuda; do
-  wanted=${#names[@]}
-  for name in ${names[@]+"${names[@]}"}; do [[ $(basename "$test") != *"$name"* ]] || wanted=0; done
-  [ "$wanted" -ne 0 ] || tests+=("$test")
+for name in "${names[@]-}"; do
+  for test in "${all[@]}"; do
+    [[ $(basename "$test") != *"$name"* || " ${tests[*]-} " == *" $test "* ]] || tests+=("$test")
+  done
 done
 [ ${#tests[@]} -gt 0 ] || stop "no test_*_cuda${names[*]:+ of ${names[*]}} in $build; build first (scripts/ladder test)"
-mapfile -t tests < <(ls -S "${tests[@]}")  # large ones first: they tend to take long
+[ ${#names[@]} -gt 0 ] || mapfile -t tests < <(ls -S "${tests[@]}")  # large ones first: they tend to take long
 # Without a device a CUDA test skips itself with this status, and there is nothing to check.
 status=0
 "${tests[0]}" --list-test-cases > /dev/null 2>&1 || status=$?
@@ -69,26 +73,37 @@ status=0
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-# verdict LOG clean|dirty COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a tool that
-# never attached prints none. Writes "passed" or what is wrong, and the seconds, to LOG.verdict.
+# verdict NAME clean|dirty COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a tool that
+# never attached prints none. Says so at once, and leaves "passed" or what is wrong, and the seconds, in $logs/NAME.verdict.
 verdict() {
-  local log=$1 expected=$2 outcome=none status=0 begin=$SECONDS
+  local name=$1 log="$logs/$1" expected=$2 outcome=none status=0 begin=$SECONDS most=$limit said
   shift 2
-  ${limit:+timeout -k 5 "$limit"} "$@" > "$log" 2>&1 || status=$?
-  if [ $status -eq 0 ] && grep -q 'SUMMARY: 0 ' "$log"; then
-    outcome=clean
-  elif grep -q 'SUMMARY: [1-9]' "$log"; then
-    outcome=dirty
+  if [ -n "$within" ]; then
+    local left=$((within - SECONDS))
+    [ -n "$most" ] && [ "$most" -lt $left ] || most=$left
   fi
-  if [ $outcome = "$expected" ]; then
-    echo passed > "$log.verdict"
-  elif [ -n "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
-    echo "cut off after $limit s" > "$log.verdict"
+  if [ -n "$most" ] && [ "$most" -lt 1 ]; then
+    said="not run: there was no time left"
   else
-    echo "exit status $status,$(grep -m 1 "SUMMARY:" "$log" | tr -d = || true)" > "$log.verdict"
+    ${most:+timeout -k 5 "$most"} "$@" > "$log" 2>&1 || status=$?
+    if [ $status -eq 0 ] && grep -q 'SUMMARY: 0 ' "$log"; then
+      outcome=clean
+    elif grep -q 'SUMMARY: [1-9]' "$log"; then
+      outcome=dirty
+    fi
+    if [ $outcome = "$expected" ]; then
+      said=passed
+    elif [ -n "$most" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
+      said="cut off after $most s"
+    else
+      said="exit status $status,$(grep -m 1 "SUMMARY:" "$log" | tr -d = || true)"
+    fi
   fi
-  echo $((SECONDS - begin)) >> "$log.verdict"
+  printf '%s\n%d\n' "$said" $((SECONDS - begin)) > "$log.verdict"
+  [[ $said == "not run"* ]] || printf '%s: %s (%d s)\n' "$name" "$said" $((SECONDS - begin))
 }
+# What a log is about, a few lines.
+about() { grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$1" | cut -c -160 | sed 's/^/    /' || true; }
 start() {
   while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
   verdict "$@" &
@@ -100,22 +115,23 @@ for test in "${tests[@]}"; do
   count=$("$test" --count "$exclude" 2> /dev/null | grep -oE '[0-9]+ *$' | tail -1 || true)
   cases[$test]=${count:-1}
 done
-for test in "${tests[@]}"; do
-  for tool in "${tools[@]}"; do
+for tool in "${tools[@]}"; do
+  for test in "${tests[@]}"; do
     for ((i = 1; i <= cases[$test]; ++i)); do
-      start "$logs/$tool $(basename "$test") $i" clean \
+      start "$tool $(basename "$test") $i" clean \
         "$sanitizer" --tool "$tool" --error-exitcode 1 "$test" "$exclude" --first=$i --last=$i
     done
   done
 done
 planted="$build/chapters/test_vector_gemv_cuda"
 if [[ " ${tools[*]} " == *" racecheck "* && " ${tests[*]} " == *" $planted "* ]]; then
-  start "$logs/racecheck planted race 1" dirty \
+  start "racecheck planted race 1" dirty \
     "$sanitizer" --tool racecheck --error-exitcode 1 "$planted" "--test-case=*broken*"
 fi
 wait
 
 # A line for each tool and test, and below it what is wrong.
+echo
 passed=0 failed=0
 report() {  # TOOL NAME CASES
   local tool=$1 name=$2 seconds=0 longest=0 good=0 wrong="" i log
@@ -128,7 +144,8 @@ report() {  # TOOL NAME CASES
       good=$((good + 1))
     else
       wrong+="  case $i: $said"$'\n'
-      wrong+=$(grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$log" | cut -c -160 | sed 's/^/    /' || true)
+      [ -e "$log" ] || continue
+      wrong+=$(about "$log")
       wrong+=$'\n'
     fi
   done

@@ -29,7 +29,7 @@ TEST = """\
 #!/bin/sh
 if [ "$1" = --count ]; then echo "[doctest] unskipped test cases passing the current filters: 2"; fi
 """
-TOOLS = ["racecheck", "memcheck", "initcheck", "synccheck"]
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 
 
 class Sanitize(ProjectCase):
@@ -51,14 +51,21 @@ class Sanitize(ProjectCase):
             env={**os.environ, "FAKE": fake, "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}"},
         )
 
+    def lines(self, done: subprocess.CompletedProcess) -> tuple[list[str], list[str]]:
+        """Verdicts as they came, and the report."""
+        verdicts, report = done.stdout.split("\n\n")
+        return verdicts.splitlines(), report.splitlines()
+
     def test_one_line_for_each_tool_and_test(self):
         done = self.run_it()
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        lines = done.stdout.splitlines()
-        self.assertEqual([line.split()[0] for line in lines[:-2]], [*TOOLS, "racecheck"])
-        self.assertRegex(lines[0], r"^racecheck +test_vector_gemv_cuda +passed \(2 cases, ")
-        self.assertIn("--whole", lines[-2])
-        self.assertRegex(lines[-1], r"^5 passed, 0 failed, \d+ s$")
+        verdicts, report = self.lines(done)
+        self.assertEqual(len(verdicts), 9)
+        self.assertIn("memcheck test_vector_gemv_cuda 2: passed (0 s)", verdicts)
+        self.assertEqual([line.split()[0] for line in report[:-2]], [*TOOLS, "racecheck"])
+        self.assertRegex(report[0], r"^memcheck +test_vector_gemv_cuda +passed \(2 cases, ")
+        self.assertIn("--whole", report[-2])
+        self.assertRegex(report[-1], r"^5 passed, 0 failed, \d+ s$")
 
     def test_an_error_fails(self):
         done = self.run_it("initcheck")
@@ -75,14 +82,28 @@ class Sanitize(ProjectCase):
     def test_a_part(self):
         done = self.run_it("initcheck", "--tool", "memcheck,synccheck", "--test", "gemv", "--jobs", "1")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()[:-2]], ["memcheck", "synccheck"])
+        self.assertEqual([line.split()[0] for line in self.lines(done)[1][:-2]], ["memcheck", "synccheck"])
+        other = self.test.with_name("test_argmax_cuda")
+        other.write_bytes(self.test.read_bytes())
+        other.chmod(0o755)
+        done = self.run_it("", "--tool", "synccheck,memcheck", "--test", "vector,argmax", "--jobs", "1")
+        order = [line.split()[:2] for line in self.lines(done)[1][:-2]]
+        names = ("test_vector_gemv_cuda", "test_argmax_cuda")
+        self.assertEqual(order, [[tool, name] for tool in ("synccheck", "memcheck") for name in names])
         self.assert_usage_error(self.run_it("", "--test", "attention"), "no test_*_cuda of attention in build")
-        self.assert_usage_error(self.run_it("", "--tool", "leakcheck"), "no tool 'leakcheck'; there are racecheck")
+        self.assert_usage_error(self.run_it("", "--tool", "leakcheck"), "no tool 'leakcheck'; there are memcheck")
 
     def test_what_takes_too_long_is_cut_off(self):
         done = self.run_it("slow", "--tool", "memcheck", "--limit", "1")
         self.assertEqual(done.returncode, 1)
         self.assertIn("case 1: cut off after 1 s", done.stdout)
+
+    def test_time_that_is_over(self):
+        done = self.run_it("slow", "--tool", "memcheck,racecheck", "--jobs", "1", "--within", "1")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("memcheck test_vector_gemv_cuda 1: cut off after 1 s", done.stdout)
+        self.assertIn("case 2: not run: there was no time left", done.stdout)
+        self.assertRegex(done.stdout, r"racecheck +test_vector_gemv_cuda +FAILED \(0 of 2 cases passed")
 
     def test_tests_are_told(self):
         for words, value in (((), "1"), (("--whole",), "")):
