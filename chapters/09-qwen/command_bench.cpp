@@ -124,9 +124,12 @@ int bench_command(const BenchOptions& options) {
           std::fprintf(stderr, "qwen bench: %s, test %zu of %zu: %s\n", setting.model.c_str(), i + 1,
                        tests.size(), tests[i].name().c_str());
         }
-        const BenchResult result =
-            run_bench(*engine, session.model.hp.vocabulary, tests[i], options.repetitions, load.batch,
-                      options.warm_up, roof, [&interrupt] { return interrupt.requested(); });
+        BenchResult result;
+        try {
+          result = run_bench(*engine, session.model.hp.vocabulary, tests[i], options.repetitions, load.batch,
+                             options.warm_up, roof, [&interrupt] { return interrupt.requested(); });
+        } catch (const Interrupted&) {  // in the middle of a piece; asked about below
+        }
         if (interrupt.requested()) report.finish();
         Interrupt::check();
         setting.kernels = info.kernels;  // which say more once a token was decoded

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "chapters/09-qwen/engine.hpp"
+#include "chapters/09-qwen/interrupt.hpp"
 #include "kernels/cpu/gemm_int8.hpp"
 #include "kernels/cpu/quant_matmul.hpp"
 #include "kernels/cpu/thread_pool.hpp"
@@ -210,6 +211,7 @@ class CpuEngine final : public Engine {
     const float* cosines = cosines_.data() + static_cast<std::ptrdiff_t>(first) * (heads_.head_dim / 2);
     const float* sines = sines_.data() + static_cast<std::ptrdiff_t>(first) * (heads_.head_dim / 2);
     for (std::size_t i = 0; i < model_.layers.size(); ++i) {
+      if (nt > 1) Interrupt::check();  // a piece of a prompt can take a while
       const Layer& l = model_.layers[i];
       // 1. Attention: x += output . attention(rope(q), rope(k), v), all of norm(x).
       cpu::rms_norm(x_.data(), floats_of(l.attn_norm), normed_.data(), nt, d, hp.rms_epsilon, pool_);

@@ -5,6 +5,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "chapters/09-qwen/interrupt.hpp"
+
 namespace ladder::qwen {
 namespace {
 
@@ -94,7 +96,13 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
     }
     const std::span<const Token> piece = prompt.subspan(i, std::min(batch, prompt.size() - i));
     const bool last = i + piece.size() == prompt.size();
-    engine.evaluate(piece, last ? logits : std::span<float>());
+    try {
+      engine.evaluate(piece, last ? logits : std::span<float>());
+    } catch (const Interrupted&) {  // between two layers, of an engine that takes long for a piece
+      engine.truncate(before);
+      result.reason = StopReason::interrupted;
+      return result;
+    }
   }
   statistics.prompt_seconds = seconds_since(prompt_start);
   statistics.prompt_tokens = static_cast<int>(prompt.size());

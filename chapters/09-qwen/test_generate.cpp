@@ -11,6 +11,7 @@
 
 #include "chapters/09-qwen/bench.hpp"
 #include "chapters/09-qwen/generate.hpp"
+#include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/perplexity.hpp"
 
 using namespace ladder;
@@ -80,6 +81,7 @@ class ScriptedEngine : public Engine {
     const std::size_t rows = logits.size() / kVocabulary;
     REQUIRE(logits.size() == rows * kVocabulary);
     REQUIRE((rows == 0 || rows == 1 || rows == tokens.size()));
+    if (position() + static_cast<int>(tokens.size()) > interrupted_at) throw Interrupted();
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       REQUIRE(tokens[i] >= 0);
       REQUIRE(tokens[i] < kVocabulary);
@@ -125,6 +127,8 @@ class ScriptedEngine : public Engine {
   std::vector<Token> cache;
   std::vector<std::size_t> batches;
   std::vector<int> truncated;
+  int interrupted_at =
+      std::numeric_limits<int>::max();  ///< tokens in the cache that an interrupt keeps from coming
   int nan_at = -1;
 
  private:
@@ -366,6 +370,16 @@ TEST_CASE("an interrupt between tokens keeps the text; one in the prompt puts th
   CHECK(g.reason == StopReason::interrupted);
   CHECK(another.batches == std::vector<std::size_t>{2});
   CHECK(another.cache == bytes_of("old"));
+  CHECK(history == bytes_of("old"));
+
+  // An engine may also stop in the middle of a piece.
+  ScriptedEngine slow(64, 6, {});
+  slow.cache = bytes_of("old");
+  slow.interrupted_at = 6;
+  options.interrupted = {};
+  CHECK(generate(slow, tokenizer, sampler, kVocabulary, history, bytes_of("newer"), options).reason ==
+        StopReason::interrupted);
+  CHECK(slow.cache == bytes_of("old"));
   CHECK(history == bytes_of("old"));
 }
 
