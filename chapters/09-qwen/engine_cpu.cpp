@@ -169,6 +169,10 @@ class CpuEngine final : public Engine {
   }
 
  private:
+  [[nodiscard]] bool any_int8(std::span<const cpu::Product> products) const {
+    return !options_.exact && std::any_of(products.begin(), products.end(),
+                                          [](const cpu::Product& p) { return cpu::uses_int8(p.type); });
+  }
   static const float* floats_of(const gguf::Tensor* t) {
     return reinterpret_cast<const float*>(t->data.data());
   }
@@ -178,9 +182,7 @@ class CpuEngine final : public Engine {
 
   /// Several matrices times the same rows.
   void multiply(std::span<const cpu::Product> products, const float* acts, int nt, long long id) {
-    const bool round =
-        !options_.exact && std::any_of(products.begin(), products.end(),
-                                       [](const cpu::Product& p) { return cpu::uses_int8(p.type); });
+    const bool round = any_int8(products);
     // The same bits either way: only what is worth keeping for the next tokens differs.
     if (round && nt >= cpu::kInt8GemmTokens) {
       gemm_.quantize(acts, nt, id, pool_);
@@ -188,6 +190,21 @@ class CpuEngine final : public Engine {
     }
     if (round) rounded_.quantize(acts, nt, id, pool_);
     cpu::multiply(products, acts, round ? &rounded_ : nullptr, nt, id, pool_);
+  }
+  /// Several matrices times rows that make(token, where) makes: where they are to lie, or in place.
+  /// @param acts [nt][id] where they are to lie, if they are needed as floats
+  template <class Make>
+  void multiply_made(std::span<const cpu::Product> products, float* acts, int nt, long long id, Make&& make) {
+    const bool all_int8 = std::all_of(products.begin(), products.end(),
+                                      [](const cpu::Product& p) { return cpu::uses_int8(p.type); });
+    if (!options_.exact && all_int8 && nt >= cpu::kInt8GemmTokens) {
+      gemm_.quantize(make, nt, id, pool_);
+      return gemm_.multiply(products, nullptr, nt, id, pool_);
+    }
+    pool_.parallel_for(nt, 4, [&](long long begin, long long end, int) {
+      for (long long t = begin; t < end; ++t) make(t, acts + t * id);
+    });
+    multiply(products, acts, nt, id);
   }
   void multiply(const gguf::Tensor* w, const float* acts, float* out, int nt) {
     const cpu::Product one = product(w, out);
@@ -214,10 +231,12 @@ class CpuEngine final : public Engine {
       if (nt > 1) Interrupt::check();  // a piece of a prompt can take a while
       const Layer& l = model_.layers[i];
       // 1. Attention: x += output . attention(rope(q), rope(k), v), all of norm(x).
-      cpu::rms_norm(x_.data(), floats_of(l.attn_norm), normed_.data(), nt, d, hp.rms_epsilon, pool_);
       const cpu::Product qkv[] = {product(l.attn_q, q_.data()), product(l.attn_k, k_.data()),
                                   product(l.attn_v, v_.data())};
-      multiply(qkv, normed_.data(), nt, d);
+      multiply_made(qkv, normed_.data(), nt, d, [&](long long t, float* out) {
+        cpu::rms_norm(x_.data() + t * d, floats_of(l.attn_norm), out, d, hp.rms_epsilon);
+        return out;
+      });
       cpu::add_bias(q_.data(), floats_of(l.attn_q_bias), nt, d, pool_);
       cpu::add_bias(k_.data(), floats_of(l.attn_k_bias), nt, kv, pool_);
       cpu::add_bias(v_.data(), floats_of(l.attn_v_bias), nt, kv, pool_);
@@ -241,11 +260,17 @@ class CpuEngine final : public Engine {
       cpu::add_residual(x, added_.data(), static_cast<long long>(nt) * d, pool_);
 
       // 2. Feed-forward: x += down . (silu(gate) * up), both of norm(x).
-      cpu::rms_norm(x, floats_of(l.ffn_norm), normed_.data(), nt, d, hp.rms_epsilon, pool_);
       const cpu::Product gate_up[] = {product(l.ffn_gate, gate_.data()), product(l.ffn_up, up_.data())};
-      multiply(gate_up, normed_.data(), nt, d);
-      cpu::swiglu(gate_.data(), up_.data(), static_cast<long long>(nt) * ff, pool_);
-      multiply(l.ffn_down, gate_.data(), added_.data(), nt);
+      multiply_made(gate_up, normed_.data(), nt, d, [&](long long t, float* out) {
+        cpu::rms_norm(x + t * d, floats_of(l.ffn_norm), out, d, hp.rms_epsilon);
+        return out;
+      });
+      const cpu::Product down[] = {product(l.ffn_down, added_.data())};
+      multiply_made(down, gate_.data(), nt, ff, [&](long long t, float*) {
+        float* gate = gate_.data() + t * ff;
+        cpu::swiglu(gate, up_.data() + t * ff, ff);
+        return gate;
+      });
       cpu::add_residual(x, added_.data(), static_cast<long long>(nt) * d, pool_);
     }
   }
@@ -257,10 +282,14 @@ class CpuEngine final : public Engine {
     for (int done = 0; done < rows; done += kMostLogitsRows) {
       const int now = std::min({kMostLogitsRows, options_.batch, rows - done});
       const float* x = x_.data() + static_cast<std::size_t>(r0 + done) * d;
-      cpu::rms_norm(x, floats_of(model_.output_norm), normed_.data(), now, hp.embedding_length,
-                    hp.rms_epsilon, pool_);
-      multiply(model_.output, normed_.data(),
-               logits.data() + static_cast<std::size_t>(done) * static_cast<std::size_t>(hp.vocabulary), now);
+      const cpu::Product head[] = {
+          product(model_.output,
+                  logits.data() + static_cast<std::size_t>(done) * static_cast<std::size_t>(hp.vocabulary))};
+      multiply_made(head, normed_.data(), now, hp.embedding_length, [&](long long t, float* out) {
+        cpu::rms_norm(x + t * hp.embedding_length, floats_of(model_.output_norm), out, hp.embedding_length,
+                      hp.rms_epsilon);
+        return out;
+      });
     }
   }
 

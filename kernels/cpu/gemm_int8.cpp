@@ -43,10 +43,10 @@ unsigned char* Int8Gemm::Kept::grown(std::size_t wanted) {
 }
 
 // ANCHOR: cpu_int8_gemm_acts
-/// Calls make(kernels, token, first element, elements, group) for every group.
-/// @param worth_forking groups that take longer than waking the other threads
-template <class Make>
-void Int8Gemm::fill(long long nt, long long id, long long worth_forking, ThreadPool& pool, Make&& make) {
+/// Calls row(token, thread, place in the tile) for every token, and make(kernels, what it gave, first element, elements,
+/// group) for every group of it.
+template <class Row, class Make>
+void Int8Gemm::fill(long long nt, long long id, ThreadPool& pool, Row&& row, Make&& make) {
   if (nt < 1 || id < 32 || id % 32 != 0) {
     throw std::invalid_argument("int8 GEMM: nt must be >= 1 and id a multiple of 32, not " +
                                 std::to_string(nt) + " and " + std::to_string(id));
@@ -59,39 +59,56 @@ void Int8Gemm::fill(long long nt, long long id, long long worth_forking, ThreadP
   nt_ = nt;
   id_ = id;
   kernels_ = &kernels;
-  const auto some = [&](long long begin, long long end, int) {
+  pool.parallel_for(tiles, 1, [&](long long begin, long long end, int thread) {
     ActGroup acts[kMaxQuantTokens];
-    for (long long i = begin; i < end; ++i) {  // a group of a tile
-      const long long tile = i / groups, g = i % groups, first = g * kGroupElems;
-      const auto elems = static_cast<int>(std::min<long long>(kGroupElems, id - first));
+    for (long long tile = begin; tile < end; ++tile) {
       const auto count = static_cast<int>(std::min<long long>(gemm.tokens, nt - tile * gemm.tokens));
-      for (int t = 0; t < count; ++t) make(kernels, tile * gemm.tokens + t, first, elems, acts[t]);
-      gemm.put(acts, count, g, groups, panels + static_cast<std::size_t>(tile) * tile_bytes);
+      decltype(row(0LL, 0, 0)) rows[kMaxQuantTokens];
+      for (int t = 0; t < count; ++t) rows[t] = row(tile * gemm.tokens + t, thread, t);
+      for (long long g = 0; g < groups; ++g) {
+        const long long first = g * kGroupElems;
+        const auto elems = static_cast<int>(std::min<long long>(kGroupElems, id - first));
+        for (int t = 0; t < count; ++t) make(kernels, rows[t], first, elems, acts[t]);
+        gemm.put(acts, count, g, groups, panels + static_cast<std::size_t>(tile) * tile_bytes);
+      }
     }
-  };
-  if (nt * groups < worth_forking) {
-    some(0, tiles * groups, 0);
-  } else {
-    pool.parallel_for(tiles * groups, std::max(1LL, worth_forking / 2 / gemm.tokens), some);
-  }
+  });
 }
 // ANCHOR_END: cpu_int8_gemm_acts
 
+namespace {
+
+void round_group(const QuantKernels& kernels, const float* row, long long first, int elems, ActGroup& group) {
+  kernels.quantize(row + first, elems, group);
+}
+
+}  // namespace
+
 void Int8Gemm::quantize(const float* acts, long long nt, long long id, ThreadPool& pool) {
-  constexpr long long kWorthForking = 64;  // a group takes about 0.1 us
-  fill(nt, id, kWorthForking, pool,
-       [&](const QuantKernels& kernels, long long t, long long first, int elems, ActGroup& group) {
-         kernels.quantize(acts + t * id + first, elems, group);
-       });
+  fill(
+      nt, id, pool, [&](long long t, int, int) { return acts + t * id; }, round_group);
+}
+
+void Int8Gemm::quantize(const std::function<const float*(long long, float*)>& make, long long nt,
+                        long long id, ThreadPool& pool) {
+  const std::size_t of_row = static_cast<std::size_t>(std::max(id, 0LL)) * sizeof(float);
+  const auto threads = static_cast<std::size_t>(pool.size());
+  auto* rows = reinterpret_cast<float*>(rows_.grown(threads * kMaxQuantTokens * of_row));
+  fill(
+      nt, id, pool,
+      [&](long long t, int thread, int place) {
+        return make(t, rows + (static_cast<long long>(thread) * kMaxQuantTokens + place) * id);
+      },
+      round_group);
 }
 
 void Int8Gemm::assign(const BlockQ8Pad40* blocks, long long nt, long long id, ThreadPool& pool) {
   const long long blocks_of_token = id / kQ8ActsPerBlock;
-  constexpr long long kWorthForking = 512;  // a group takes about 0.02 us
-  fill(nt, id, kWorthForking, pool,
-       [&](const QuantKernels& kernels, long long t, long long first, int elems, ActGroup& group) {
-         kernels.take(blocks + t * blocks_of_token + first / kQ8ActsPerBlock, elems / kQ8ActsPerBlock, group);
-       });
+  fill(
+      nt, id, pool, [&](long long t, int, int) { return blocks + t * blocks_of_token; },
+      [](const QuantKernels& kernels, const BlockQ8Pad40* row, long long first, int elems, ActGroup& group) {
+        kernels.take(row + first / kQ8ActsPerBlock, elems / kQ8ActsPerBlock, group);
+      });
 }
 
 // ANCHOR: cpu_int8_gemm

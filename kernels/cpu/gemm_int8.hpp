@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +30,10 @@ class Int8Gemm {
   /// is no positive multiple of 32.
   /// @param acts [nt][id] f32
   void quantize(const float* acts, long long nt, long long id, ThreadPool& pool);
+  /// Activations that a thread makes when it rounds them, so that they are in its cache: make(token, room) is called once
+  /// for each token, on any thread, and returns its row, which may be in `room`. @param room [id]
+  void quantize(const std::function<const float*(long long, float*)>& make, long long nt, long long id,
+                ThreadPool& pool);
   /// From blocks that are int8 already, as QuantizedActs::assign().
   /// @param blocks [nt][id/32]
   void assign(const BlockQ8Pad40* blocks, long long nt, long long id, ThreadPool& pool);
@@ -42,8 +47,8 @@ class Int8Gemm {
                 ThreadPool& pool);
 
  private:
-  template <class Make>
-  void fill(long long nt, long long id, long long worth_forking, ThreadPool& pool, Make&& make);
+  template <class Row, class Make>
+  void fill(long long nt, long long id, ThreadPool& pool, Row&& row, Make&& make);
   /// Bytes at a multiple of 64, or of a huge page if they fill one.
   struct Kept {
     struct Free {
@@ -55,6 +60,7 @@ class Int8Gemm {
     unsigned char* grown(std::size_t wanted);
   };
   Kept acts_;     // tiles of tokens
+  Kept rows_;     // of each thread: rows of a tile that are being made
   Kept scratch_;  // of each thread: panels of a strip, and sums
   long long nt_ = 0, id_ = 0;
   const void* kernels_ = nullptr;  // whose order of codes it is

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -427,6 +428,20 @@ TEST_CASE("several matrices of different types in one call") {
     gemm.quantize(acts.data(), kTokens, kLength, pool);
     gemm.multiply(products, acts.data(), kTokens, kLength, pool);
     for (std::size_t i = 0; i < 4; ++i) CHECK(same_bits(out[i].data(), alone[i].data(), kTokens * rows[i]));
+
+    // Rows that are made on the way, in place or not.
+    std::vector<std::atomic<int>> made(at(kTokens));
+    gemm.quantize(
+        [&](long long t, float* room) -> const float* {
+          ++made[at(t)];
+          const float* row = acts.data() + t * kLength;
+          return t % 2 == 0 ? row : (std::copy_n(row, kLength, room), room);
+        },
+        kTokens, kLength, pool);
+    for (auto& o : out) std::fill(o.begin(), o.end(), kNan);
+    gemm.multiply(products, acts.data(), kTokens, kLength, pool);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(same_bits(out[i].data(), alone[i].data(), kTokens * rows[i]));
+    CHECK(std::all_of(made.begin(), made.end(), [](const auto& n) { return n == 1; }));
   });
 }
 

@@ -60,7 +60,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
   });
 }
 
-TEST_CASE("rms_norm: within its roundings, in any company") {
+TEST_CASE("rms_norm: within its roundings") {
   on_every_isa([](const std::string& isa) {
     CAPTURE(isa);
     for (const int d : {1, 15, 16, 17, 896, 3584}) {
@@ -68,9 +68,10 @@ TEST_CASE("rms_norm: within its roundings, in any company") {
       constexpr int kTokens = 40;
       const auto n = static_cast<std::size_t>(d);
       const auto x = random_floats(kTokens * n, 1, 30), weight = random_floats(n, 2);
-      std::vector<float> out(x.size(), kNan), alone(n);
-      ThreadPool pool(3), one(1);
-      ladder::cpu::rms_norm(x.data(), weight.data(), out.data(), kTokens, d, 1e-6F, pool);
+      std::vector<float> out(x.size(), kNan);
+      for (std::size_t t = 0; t < kTokens; ++t) {
+        ladder::cpu::rms_norm(x.data() + t * n, weight.data(), out.data() + t * n, d, 1e-6F);
+      }
       int wrong = 0;
       for (std::size_t t = 0; t < kTokens; ++t) {
         double squares = 0;
@@ -83,8 +84,6 @@ TEST_CASE("rms_norm: within its roundings, in any company") {
         }
       }
       CHECK(wrong == 0);
-      ladder::cpu::rms_norm(x.data() + 7 * n, weight.data(), alone.data(), 1, d, 1e-6F, one);
-      CHECK(same_bits(alone, std::span(out).subspan(7 * n, n)));
     }
   });
 }
@@ -97,8 +96,7 @@ TEST_CASE("swiglu: within 2^-20, from one end of f32 to the other") {
     const float special[] = {0.0F, -0.0F, 1e-38F, -86.9F, 87.0F, 88.5F, 1e30F, -1e30F, -200.0F};
     std::copy(std::begin(special), std::end(special), gate.begin());
     auto out = gate;
-    ThreadPool pool(2);
-    ladder::cpu::swiglu(out.data(), up.data(), static_cast<long long>(out.size()), pool);
+    ladder::cpu::swiglu(out.data(), up.data(), static_cast<long long>(out.size()));
     int wrong = 0;
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double expected = gate[i] / (1 + std::exp(-static_cast<double>(gate[i]))) * up[i];
@@ -108,12 +106,8 @@ TEST_CASE("swiglu: within 2^-20, from one end of f32 to the other") {
       if (!within(out[i], expected, 0x1p-20 * std::fabs(expected) + floor)) ++wrong;
     }
     CHECK(wrong == 0);
-    auto alone = gate;
-    ThreadPool one(1);
-    ladder::cpu::swiglu(alone.data(), up.data(), static_cast<long long>(alone.size()), one);
-    CHECK(same_bits(alone, out));
     gate[5] = kNan;
-    ladder::cpu::swiglu(gate.data(), up.data(), 16, one);
+    ladder::cpu::swiglu(gate.data(), up.data(), 16);
     CHECK(std::isnan(gate[5]));
   });
 }

@@ -37,12 +37,8 @@ void over_rows(long long rows, long long row_floats, ThreadPool& pool, F&& f) {
 
 }  // namespace
 
-void rms_norm(const float* x, const float* weight, float* out, long long nt, long long d, float epsilon,
-              ThreadPool& pool) {
-  const auto row = kernels().rms_norm;
-  over_rows(nt, d, pool, [&](long long begin, long long end) {
-    for (long long t = begin; t < end; ++t) row(x + t * d, weight, out + t * d, d, epsilon);
-  });
+void rms_norm(const float* x, const float* weight, float* out, long long d, float epsilon) {
+  kernels().rms_norm(x, weight, out, d, epsilon);
 }
 
 void add_bias(float* x, const float* bias, long long nt, long long d, ThreadPool& pool) {
@@ -52,28 +48,15 @@ void add_bias(float* x, const float* bias, long long nt, long long d, ThreadPool
   });
 }
 
-// A row of the elementwise functions that know no rows: a multiple of 16 elements, so that vectors stay
-// whole.
-constexpr long long kElementsARow = 1024;
-
 void add_residual(float* x, const float* y, long long count, ThreadPool& pool) {
+  constexpr long long kRow = 1024;  // a multiple of 16 elements, so that vectors stay whole
   const auto add = kernels().add;
-  over_rows((count + kElementsARow - 1) / kElementsARow, kElementsARow, pool,
-            [&](long long begin, long long end) {
-              const long long first = begin * kElementsARow;
-              add(x + first, y + first, std::min(end * kElementsARow, count) - first);
-            });
+  over_rows((count + kRow - 1) / kRow, kRow, pool, [&](long long begin, long long end) {
+    add(x + begin * kRow, y + begin * kRow, std::min(end * kRow, count) - begin * kRow);
+  });
 }
 
-void swiglu(float* gate, const float* up, long long count, ThreadPool& pool) {
-  const auto row = kernels().swiglu;
-  constexpr long long kCost = 4;  // of an element, in additions
-  over_rows((count + kElementsARow - 1) / kElementsARow, kCost * kElementsARow, pool,
-            [&](long long begin, long long end) {
-              const long long first = begin * kElementsARow;
-              row(gate + first, up + first, std::min(end * kElementsARow, count) - first);
-            });
-}
+void swiglu(float* gate, const float* up, long long count) { kernels().swiglu(gate, up, count); }
 
 void rope(float* x, const float* cosines, const float* sines, long long nt, int heads, int head_dim,
           ThreadPool& pool) {

@@ -17,10 +17,9 @@
 
 namespace ladder::cpu {
 
-/// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight   (https://arxiv.org/abs/1910.07467)
-/// @param x, out [nt][d]   @param weight [d]
-void rms_norm(const float* x, const float* weight, float* out, long long nt, long long d, float epsilon,
-              ThreadPool& pool);
+/// out = x / sqrt(mean(x^2) + epsilon) * weight, one row, on the calling thread   (https://arxiv.org/abs/1910.07467)
+/// @param x, out, weight [d]
+void rms_norm(const float* x, const float* weight, float* out, long long d, float epsilon);
 
 /// x[t] += bias, in place. @param x [nt][d]   @param bias [d]
 void add_bias(float* x, const float* bias, long long nt, long long d, ThreadPool& pool);
@@ -28,9 +27,10 @@ void add_bias(float* x, const float* bias, long long nt, long long d, ThreadPool
 /// x += y, in place. @param x, y [count]
 void add_residual(float* x, const float* y, long long count, ThreadPool& pool);
 
-/// gate = silu(gate) * up, in place; silu(g) = g / (1 + exp(-g))   (https://arxiv.org/abs/2002.05202)
+/// gate = silu(gate) * up, in place, on the calling thread; silu(g) = g / (1 + exp(-g))
+/// (https://arxiv.org/abs/2002.05202)
 /// @param gate, up [count]
-void swiglu(float* gate, const float* up, long long count, ThreadPool& pool);
+void swiglu(float* gate, const float* up, long long count);
 
 /// Rotates pairs (i, i + head_dim / 2) of every head of token t, in place: RoPE in NEOX pairing.
 /// @param x [nt][heads][head_dim]   @param cosines, sines [nt][head_dim / 2]
