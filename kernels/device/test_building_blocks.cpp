@@ -879,7 +879,7 @@ TEST_CASE("wgmma of every width, swizzled, with A in shared memory and in regist
     (check_wgmma_swizzled<N, false>(), ...);
     (check_wgmma_swizzled<N, true>(), ...);
   }
-  (std::integer_sequence<int, 8, 16, 32, 64, 96, 112, 128, 144, 160, 192, 224, 256>{});
+  (std::integer_sequence<int, 8, 16, 32, 64, 72, 96, 112, 128, 144, 152, 160, 192, 224, 256>{});
 }
 
 TEST_CASE("a cluster shares what it copies, writes to each other's memory, and the copy engine stores") {

@@ -161,12 +161,14 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 #define LADDER_NAMES_8 LADDER_NAMES_4 ", %4, %5, %6, %7"
 #define LADDER_NAMES_16 LADDER_TEN() ", %10, %11, %12, %13, %14, %15"
 #define LADDER_NAMES_32 LADDER_TEN() ", " LADDER_TEN(1) ", " LADDER_TEN(2) ", %30, %31"
+#define LADDER_NAMES_36 LADDER_NAMES_32 ", %32, %33, %34, %35"
 #define LADDER_NAMES_40 LADDER_TEN() ", " LADDER_TEN(1) ", " LADDER_TEN(2) ", " LADDER_TEN(3)
 #define LADDER_NAMES_48 LADDER_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define LADDER_NAMES_56 LADDER_NAMES_40 ", " LADDER_TEN(4) ", %50, %51, %52, %53, %54, %55"
 #define LADDER_NAMES_60 LADDER_NAMES_40 ", " LADDER_TEN(4) ", " LADDER_TEN(5)
 #define LADDER_NAMES_64 LADDER_NAMES_60 ", %60, %61, %62, %63"
 #define LADDER_NAMES_72 LADDER_NAMES_60 ", " LADDER_TEN(6) ", %70, %71"
+#define LADDER_NAMES_76 LADDER_NAMES_72 ", %72, %73, %74, %75"
 #define LADDER_NAMES_80 LADDER_NAMES_60 ", " LADDER_TEN(6) ", " LADDER_TEN(7)
 #define LADDER_NAMES_90 LADDER_NAMES_80 ", " LADDER_TEN(8)
 #define LADDER_NAMES_96 LADDER_NAMES_90 ", %90, %91, %92, %93, %94, %95"
@@ -177,10 +179,12 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 #define LADDER_SUMS_8(i) LADDER_SUMS_4(i), LADDER_SUMS_4(i + 4)
 #define LADDER_SUMS_16(i) LADDER_SUMS_8(i), LADDER_SUMS_8(i + 8)
 #define LADDER_SUMS_32(i) LADDER_SUMS_16(i), LADDER_SUMS_16(i + 16)
+#define LADDER_SUMS_36(i) LADDER_SUMS_32(i), LADDER_SUMS_4(i + 32)
 #define LADDER_SUMS_48(i) LADDER_SUMS_32(i), LADDER_SUMS_16(i + 32)
 #define LADDER_SUMS_56(i) LADDER_SUMS_48(i), LADDER_SUMS_8(i + 48)
 #define LADDER_SUMS_64(i) LADDER_SUMS_32(i), LADDER_SUMS_32(i + 32)
 #define LADDER_SUMS_72(i) LADDER_SUMS_64(i), LADDER_SUMS_8(i + 64)
+#define LADDER_SUMS_76(i) LADDER_SUMS_72(i), LADDER_SUMS_4(i + 72)
 #define LADDER_SUMS_80(i) LADDER_SUMS_64(i), LADDER_SUMS_16(i + 64)
 #define LADDER_SUMS_96(i) LADDER_SUMS_64(i), LADDER_SUMS_32(i + 64)
 #define LADDER_SUMS_112(i) LADDER_SUMS_96(i), LADDER_SUMS_16(i + 96)
@@ -202,8 +206,8 @@ __device__ __forceinline__ void wgmma_hold(std::uint32_t (&a)[R]) {
 // clang-format on
 
 template <int N>
-concept WgmmaColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128 ||
-                       N == 144 || N == 160 || N == 192 || N == 224 || N == 256;
+concept WgmmaColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 72 || N == 96 || N == 112 ||
+                       N == 128 || N == 144 || N == 152 || N == 160 || N == 192 || N == 224 || N == 256;
 
 /// Starts D[64][N] += A . B^T over 16 k, both operands in shared memory.
 /// @param a, b descriptors @param d this lane's part of D, [N / 2]
@@ -216,10 +220,12 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
   if constexpr (N == 16) LADDER_WGMMA_SHARED(16, 8, 8, 9, 10);
   if constexpr (N == 32) LADDER_WGMMA_SHARED(32, 16, 16, 17, 18);
   if constexpr (N == 64) LADDER_WGMMA_SHARED(64, 32, 32, 33, 34);
+  if constexpr (N == 72) LADDER_WGMMA_SHARED(72, 36, 36, 37, 38);
   if constexpr (N == 96) LADDER_WGMMA_SHARED(96, 48, 48, 49, 50);
   if constexpr (N == 112) LADDER_WGMMA_SHARED(112, 56, 56, 57, 58);
   if constexpr (N == 128) LADDER_WGMMA_SHARED(128, 64, 64, 65, 66);
   if constexpr (N == 144) LADDER_WGMMA_SHARED(144, 72, 72, 73, 74);
+  if constexpr (N == 152) LADDER_WGMMA_SHARED(152, 76, 76, 77, 78);
   if constexpr (N == 160) LADDER_WGMMA_SHARED(160, 80, 80, 81, 82);
   if constexpr (N == 192) LADDER_WGMMA_SHARED(192, 96, 96, 97, 98);
   if constexpr (N == 224) LADDER_WGMMA_SHARED(224, 112, 112, 113, 114);
@@ -241,10 +247,12 @@ requires WgmmaColumns<N> __device__ __forceinline__ void wgmma_f16(float (&d)[N 
   if constexpr (N == 16) LADDER_WGMMA_REGISTERS(16, 8, 8, 9, 10, 11, 12, 13);
   if constexpr (N == 32) LADDER_WGMMA_REGISTERS(32, 16, 16, 17, 18, 19, 20, 21);
   if constexpr (N == 64) LADDER_WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37);
+  if constexpr (N == 72) LADDER_WGMMA_REGISTERS(72, 36, 36, 37, 38, 39, 40, 41);
   if constexpr (N == 96) LADDER_WGMMA_REGISTERS(96, 48, 48, 49, 50, 51, 52, 53);
   if constexpr (N == 112) LADDER_WGMMA_REGISTERS(112, 56, 56, 57, 58, 59, 60, 61);
   if constexpr (N == 128) LADDER_WGMMA_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69);
   if constexpr (N == 144) LADDER_WGMMA_REGISTERS(144, 72, 72, 73, 74, 75, 76, 77);
+  if constexpr (N == 152) LADDER_WGMMA_REGISTERS(152, 76, 76, 77, 78, 79, 80, 81);
   if constexpr (N == 160) LADDER_WGMMA_REGISTERS(160, 80, 80, 81, 82, 83, 84, 85);
   if constexpr (N == 192) LADDER_WGMMA_REGISTERS(192, 96, 96, 97, 98, 99, 100, 101);
   if constexpr (N == 224) LADDER_WGMMA_REGISTERS(224, 112, 112, 113, 114, 115, 116, 117);

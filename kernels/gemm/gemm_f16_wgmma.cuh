@@ -1,10 +1,10 @@
 // RUNG      gemm_f16_wgmma: Hopper's own instructions.  PREV gemm_f16_mma: mma.sync reaches 63 % of the tensor cores
 // COMPUTES  out[nt][od] = epilogue(acts[nt][id] . weights[od][id]^T), f16 operands, f32 sums
-// LAYOUT    acts, weights row-major f16, out row-major f32; ring in shared memory [stages]: acts [128][64] and
-//           weights [BN][64] halves with the 128-byte swizzle
-// MAP       cluster of cm * cn * CK blocks -> cm * 128 tokens x cn * BN rows, k in CK parts; block(384): two groups
-//           of four warps that multiply 64 tokens x BN rows each, four warps of which one thread loads; as many
-//           clusters as run at once, and each takes every so-manyth tile
+// LAYOUT    acts, weights row-major f16, out row-major f32; ring in shared memory [stages]: acts [BM][64] and weights
+//           [BN][64] halves with the 128-byte swizzle
+// MAP       cluster of cm * cn * CK blocks -> cm * BM tokens x cn * BN rows, k in CK parts; block(384, or 192 with BM 64):
+//           groups of four warps that multiply 64 tokens x BN rows each, and warps of which one thread loads weights and
+//           one tokens; as many clusters as run at once, and each takes every so-manyth tile
 // NEEDS     sm_90a; id % 8 == 0, operands at multiples of 16 bytes (the launcher checks and says so), any nt, od >= 1
 // TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B     WORK 2*nt*od*id FLOP
 // LOOK FOR  SASS: HGMMA.64x256x16.F32 by fours, UTMALDG.2D.MULTICAST, SYNCS; no LDS beside them, no LDL or STL
@@ -36,23 +36,27 @@ namespace ladder {
 
 namespace gemm_wgmma {
 
-inline constexpr int BM = 128;          ///< tokens of a block's tile
-inline constexpr int KS = 64;           ///< k of a stage: 128 bytes, as wide as the swizzle
-inline constexpr int kMultipliers = 2;  ///< groups of four warps, 64 tokens each
-inline constexpr int kThreads = 128 * (kMultipliers + 1);
-inline constexpr int kMostStages = 8;
-inline constexpr int kSharedLimit = 227 * 1024;  ///< of a block on compute capability 9.0
+inline constexpr int KS = 64;  ///< k of a stage: 128 bytes, as wide as the swizzle
+inline constexpr int kMostStages = 16;
+inline constexpr int kSharedLimit = 227 * 1024;  ///< of a multiprocessor's blocks on compute capability 9.0
 
-/// A block's shared memory.
-template <int BN>
+/// What a block is made of.
+/// @tparam BM tokens of its tile, 64 to a group of four warps @tparam BN weight rows of it
+template <int BM, int BN>
 struct Tile {
+  static constexpr int kMultipliers = BM / 64;
+  /// Large sums want more registers than all threads can have: they are moved to where they are needed, which goes by
+  /// groups of four warps. Otherwise there are two warps that load.
+  static constexpr bool kMoves = BM == 128;
+  static constexpr int kThreads = 128 * kMultipliers + (kMoves ? 128 : 64);
   static constexpr int kActsBytes = BM * KS * 2, kWeightsBytes = BN * KS * 2;
   static constexpr int kStageBytes = kActsBytes + kWeightsBytes;
   /// The ring begins at a multiple of 1024, which costs up to that much; two barriers a stage stand behind it.
   static constexpr int kBesideBytes = 1024 + 2 * kMostStages * 8;
   static constexpr int kStages = std::min(kMostStages, (kSharedLimit - kBesideBytes) / kStageBytes);
   static constexpr int kSharedBytes = kBesideBytes + kStages * kStageBytes;
-  static_assert(kStages >= 3 && kStageBytes % 1024 == 0 && BN % 16 == 0);
+  static_assert(kStages >= 3 && kStageBytes % 1024 == 0 && BN % 8 == 0);
+  static_assert(BM == 64 || BM == 128);
 };
 
 }  // namespace gemm_wgmma
@@ -64,6 +68,7 @@ struct GemmWgmmaPlan {
   int cn = 1;    ///< tiles of a cluster along the weight rows: they share tokens
   int ck = 1;    ///< parts of k, in a cluster
   int band = 8;  ///< tiles along the tokens that are worked on together, for L2
+  int bm = 128;  ///< tokens of a tile
 
   bool operator==(const GemmWgmmaPlan&) const = default;
 };
@@ -71,11 +76,10 @@ struct GemmWgmmaPlan {
 // ANCHOR: gemm_f16_wgmma_multiply
 /// One of the groups that multiply: waits for stages, starts their wgmmas, and gives a stage back when the next
 /// one's have started, so that the tensor cores always have work queued.
-template <int BN>
+template <int BN, class T>
 __device__ __forceinline__ void gemm_wgmma_sums(float (&d)[BN / 2], const unsigned char* ring,
                                                 std::uint64_t* full, std::uint32_t empty, bool release,
                                                 int group, int steps, int& slot, unsigned& parity) {
-  using T = gemm_wgmma::Tile<BN>;
   const std::uint64_t acts = wgmma_descriptor_128b(ring + group * 64 * 128);
   const std::uint64_t weights = wgmma_descriptor_128b(ring + T::kActsBytes);
   int before = 0;
@@ -110,13 +114,13 @@ __device__ __forceinline__ void gemm_wgmma_sums(float (&d)[BN / 2], const unsign
 /// Adds up the parts of k of a cluster: part p gets columns [p * slice, (p + 1) * slice) of the tile, in groups of
 /// eight, from all parts. Its other registers are of no use to it afterwards.
 /// @param apart blocks between two parts of a tile
-/// @param inbox shared memory that nobody needs any more, [CK][slice][256] float4 @param thread 0..255
-template <int BN, int CK>
+/// @param inbox shared memory that nobody needs any more, [CK][slice][threads that multiply] float4
+/// @param thread of these
+template <int BN, int CK, class T>
 __device__ __forceinline__ void gemm_wgmma_add_parts(float (&d)[BN / 2], unsigned char* inbox, int part,
                                                      int apart, int thread) {
-  constexpr int kSenders = 128 * gemm_wgmma::kMultipliers, kSlice = (BN / 8 + CK - 1) / CK;
-  static_assert(CK * kSlice * kSenders * 16 <=
-                gemm_wgmma::Tile<BN>::kStages * gemm_wgmma::Tile<BN>::kStageBytes);
+  constexpr int kSenders = 128 * T::kMultipliers, kSlice = (BN / 8 + CK - 1) / CK;
+  static_assert(CK * kSlice * kSenders * 16 <= T::kStages * T::kStageBytes);
   cluster_barrier_relaxed();  // every block of the cluster is done with its ring
   const unsigned me = cluster_block() % static_cast<unsigned>(apart);
 #pragma unroll
@@ -165,6 +169,7 @@ __device__ __forceinline__ void gemm_wgmma_finish(float (&d)[BN / 2], const Gemm
       float2 plus[4];
 #pragma unroll
       for (int g = 0; g < 4; ++g) {
+        if (chunk + g >= BN / 8) break;
         const int i = 4 * (chunk + g) + 2 * half;
         d[i] *= scale, d[i + 1] *= scale;
       }
@@ -172,6 +177,7 @@ __device__ __forceinline__ void gemm_wgmma_finish(float (&d)[BN / 2], const Gemm
       if (e.bias != nullptr) {
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
+          if (chunk + g >= BN / 8) break;
           const int column = 8 * (chunk + g);
           if (column < high) d[4 * (chunk + g) + 2 * half] += bias[column];
           if (column + 1 < high) d[4 * (chunk + g) + 2 * half + 1] += bias[column + 1];
@@ -180,6 +186,7 @@ __device__ __forceinline__ void gemm_wgmma_finish(float (&d)[BN / 2], const Gemm
       if (e.residual != nullptr) {
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
+          if (chunk + g >= BN / 8) break;
           const int column = 8 * (chunk + g);
           plus[g] = make_float2(0.0f, 0.0f);
           if (pairs) {
@@ -191,6 +198,7 @@ __device__ __forceinline__ void gemm_wgmma_finish(float (&d)[BN / 2], const Gemm
         }
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
+          if (chunk + g >= BN / 8) break;
           d[4 * (chunk + g) + 2 * half] += plus[g].x;
           d[4 * (chunk + g) + 2 * half + 1] += plus[g].y;
         }
@@ -242,13 +250,14 @@ __device__ __forceinline__ void gemm_wgmma_place(int unit, int tiles_m, int tile
 /// @tparam BN weight rows of a tile @param steps of 64 k
 /// @param tiles_m, tiles_n clusters side by side @param early whether to fill the ring with weights while the kernel
 /// before this one ends
-template <int BN, int CK>
-__global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
+template <int BM, int BN, int CK>
+__global__ void __launch_bounds__(gemm_wgmma::Tile<BM, BN>::kThreads, 1)
     gemm_f16_wgmma(const __grid_constant__ TensorMap acts_map, const __grid_constant__ TensorMap weights_map,
                    float* out, GemmEpilogue epilogue, int nt, int od, int steps, int tiles_m, int tiles_n,
                    int cm, int cn, int band, bool early) {
   using namespace gemm_wgmma;
-  using T = Tile<BN>;
+  using T = Tile<BM, BN>;
+  constexpr int kMultipliers = T::kMultipliers;
   // 1. The ring, and two barriers for each of its stages: `full` when the copy engine has brought all bytes, `empty`
   //    when all warps that read it are done, in this block and in those that get the same bytes.
   unsigned char* ring = dynamic_shared<unsigned char>();
@@ -261,77 +270,72 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
     prefetch_tensor_map(acts_map);
     prefetch_tensor_map(weights_map);
     for (int s = 0; s < T::kStages; ++s) {
-      mbarrier_init(&full[s], 1);
+      mbarrier_init(&full[s], 2);  // weights, tokens
       mbarrier_init(&empty[s], static_cast<unsigned>(4 * kMultipliers * (cm + cn - 1)));
     }
     mbarrier_init_fence();
   }
   __syncthreads();            // barriers exist before anybody here waits at them
   cluster_barrier_relaxed();  // and before other blocks' copies arrive at them
-  allow_next_kernel();        // it may start where a block ends, and load its weights while others still work
 
   const int clusters = static_cast<int>(gridDim.x) / blocks, units = tiles_m * tiles_n;
   const int begin = static_cast<int>(static_cast<long long>(steps) * part / CK);
   const int end = static_cast<int>(static_cast<long long>(steps) * (part + 1) / CK);
-  const int group = static_cast<int>(threadIdx.x) / 128;  // 0 and 1 multiply, 2 loads
+  const int group = static_cast<int>(threadIdx.x) / 128;  // the last one loads
 
   if (group == kMultipliers) {
-    // 2. One thread asks for everything: of each tile for this block's share, for all blocks that need it. Those with
-    //    the same rows lie side by side in the cluster, those with the same tokens cm apart.
-    registers_decrease<40>();
-    if (threadIdx.x == 128 * kMultipliers) {
-      const int weights_share = BN / cm, acts_share = BM / cn, column = part * cn;
-      const unsigned weights_for = ((1u << cm) - 1) << ((column + my_n) * cm);
-      unsigned acts_for = 0;
-      for (int i = 0; i < cn; ++i) acts_for |= 1u << ((column + i) * cm + my_m);
-      int slot = 0, m, n;
+    // 2. One thread asks for weights and one for tokens: of each tile for this block's share, for all blocks that need it.
+    //    Those with the same rows lie side by side in the cluster, those with the same tokens cm apart. Weights do not
+    //    depend on the kernel before this one: they fill the ring while that one ends.
+    if constexpr (T::kMoves) registers_decrease<40>();
+    const int column = part * cn;
+    const auto each_step = [&](auto&& load) {
+      int slot = 0;
       unsigned parity = 1;
-      const auto load_weights = [&](int at, int step) {
-        unsigned char* to = ring + at * T::kStageBytes + T::kActsBytes + my_m * weights_share * KS * 2;
-        const int row = (n * cn + my_n) * BN + my_m * weights_share;
-        if (cm > 1) {
-          tensor_copy_2d_multicast(to, weights_map, row, step * KS, &full[at], weights_for);
-        } else {
-          tensor_copy_2d(to, weights_map, row, step * KS, &full[at]);
-        }
-      };
-      const auto load_acts = [&](int at, int step) {
-        unsigned char* to = ring + at * T::kStageBytes + my_n * acts_share * KS * 2;
-        const int row = (m * cm + my_m) * BM + my_n * acts_share;
-        if (cn > 1) {
-          tensor_copy_2d_multicast(to, acts_map, row, step * KS, &full[at], acts_for);
-        } else {
-          tensor_copy_2d(to, acts_map, row, step * KS, &full[at]);
-        }
-      };
-      int unit = static_cast<int>(blockIdx.x) / blocks;
-      gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
-      // The weights do not depend on the kernel before this one. If that one is over already, tokens that have to queue
-      // behind a ring full of weights are late.
-      const int lead = early ? min(T::kStages, end - begin) : 1;
-      for (int s = 0; s < lead; ++s) {
-        mbarrier_arrive_expect_bytes(&full[s], T::kStageBytes);
-        load_weights(s, begin + s);
-      }
-      wait_for_previous_kernel();
-      for (int s = 0; s < lead; ++s) load_acts(s, begin + s);
-      slot = lead % T::kStages;
-      if (slot == 0) parity ^= 1;
-      for (int step = begin + lead;; step = begin) {
-        for (; step < end; ++step) {
+      for (int unit = static_cast<int>(blockIdx.x) / blocks; unit < units; unit += clusters) {
+        int m, n;
+        gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
+        for (int step = begin; step < end; ++step) {
           mbarrier_wait(&empty[slot], parity);
-          mbarrier_arrive_expect_bytes(&full[slot], T::kStageBytes);
-          load_weights(slot, step);
-          load_acts(slot, step);
+          load(slot, step, m, n);
           if (++slot == T::kStages) {
             slot = 0;
             parity ^= 1;
           }
         }
-        unit += clusters;
-        if (unit >= units) break;
-        gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
       }
+    };
+    if (threadIdx.x == 128 * kMultipliers) {
+      const int share = BN / cm;
+      const unsigned blocks_for = ((1u << cm) - 1) << ((column + my_n) * cm);
+      if (!early) wait_for_previous_kernel();
+      each_step([&](int at, int step, int, int n) {
+        unsigned char* to = ring + at * T::kStageBytes + T::kActsBytes + my_m * share * KS * 2;
+        const int row = (n * cn + my_n) * BN + my_m * share;
+        mbarrier_arrive_expect_bytes(&full[at], T::kWeightsBytes);
+        if (cm > 1) {
+          tensor_copy_2d_multicast(to, weights_map, row, step * KS, &full[at], blocks_for);
+        } else {
+          tensor_copy_2d(to, weights_map, row, step * KS, &full[at]);
+        }
+      });
+    } else if (threadIdx.x == 128 * kMultipliers + 32) {
+      const int share = BM / cn;
+      unsigned blocks_for = 0;
+      for (int i = 0; i < cn; ++i) blocks_for |= 1u << ((column + i) * cm + my_m);
+      wait_for_previous_kernel();
+      each_step([&](int at, int step, int m, int) {
+        unsigned char* to = ring + at * T::kStageBytes + my_n * share * KS * 2;
+        const int row = (m * cm + my_m) * BM + my_n * share;
+        mbarrier_arrive_expect_bytes(&full[at], T::kActsBytes);
+        if (cn > 1) {
+          tensor_copy_2d_multicast(to, acts_map, row, step * KS, &full[at], blocks_for);
+        } else {
+          tensor_copy_2d(to, acts_map, row, step * KS, &full[at]);
+        }
+      });
+      // The next kernel may start where a block ends. Not sooner: its weights would be in the way of these loads.
+      allow_next_kernel();
     }
     __syncwarp();
     if (CK > 1) cluster_barrier_relaxed();
@@ -339,7 +343,7 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
   } else {
     // 3. Two groups of four warps multiply. When a warp is done with a stage, its lanes tell the blocks that write
     //    there: those that share its rows, and those that share its tokens.
-    registers_increase<232>();
+    if constexpr (T::kMoves) registers_increase<232>();
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32 % 4, lane = thread % 32;
     const bool tells = lane < cm || (lane < cm + cn && lane - cm != my_n);
     const int told = lane < cm ? (part * cn + my_n) * cm + lane : (part * cn + lane - cm) * cm + my_m;
@@ -349,7 +353,7 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
     float d[BN / 2];  // this lane's sums: 64 tokens x BN rows among 128 lanes
     wait_for_previous_kernel();
     for (int unit = static_cast<int>(blockIdx.x) / blocks; unit < units; unit += clusters) {
-      gemm_wgmma_sums<BN>(d, ring, full, empty_there, tells, group, end - begin, slot, parity);
+      gemm_wgmma_sums<BN, T>(d, ring, full, empty_there, tells, group, end - begin, slot, parity);
       int m, n;
       gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
       const int token = (m * cm + my_m) * BM + group * 64 + warp * 16 + lane / 4;
@@ -359,7 +363,7 @@ __global__ void __launch_bounds__(gemm_wgmma::kThreads, 1)
         // 4. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster then,
         //    so that the ring is free.
         constexpr int kColumns = (BN / 8 + CK - 1) / CK * 8;
-        gemm_wgmma_add_parts<BN, CK>(d, ring, part, cm * cn, thread);
+        gemm_wgmma_add_parts<BN, CK, T>(d, ring, part, cm * cn, thread);
         low = part * kColumns;
         high = min(high, low + kColumns);
       }
@@ -397,31 +401,44 @@ inline Status gemm_f16_wgmma_supported(const Shape& s, const DeviceInfo& device)
   return {};
 }
 
-/// Kernels that exist. Tiles of up to 128 rows have k in parts; the sums of larger ones take longer to move than what
-/// parts would save.
+/// Kernels that exist. Small tiles have k in parts too; the sums of larger ones take longer to move than what parts would
+/// save.
 struct GemmWgmmaKernel {
-  int bn, ck;
+  int bm, bn, ck;
 };
-inline constexpr std::array<GemmWgmmaKernel, 10> kGemmWgmmaKernels = {
-    {{64, 1}, {64, 2}, {112, 1}, {128, 1}, {128, 2}, {144, 1}, {160, 1}, {192, 1}, {224, 1}, {256, 1}}};
+inline constexpr auto kGemmWgmmaKernels = std::to_array<GemmWgmmaKernel>({{64, 32, 2},
+                                                                          {64, 64, 1},
+                                                                          {64, 72, 1},
+                                                                          {64, 96, 1},
+                                                                          {64, 96, 2},
+                                                                          {64, 128, 2},
+                                                                          {128, 112, 1},
+                                                                          {128, 144, 1},
+                                                                          {128, 152, 1},
+                                                                          {128, 160, 1},
+                                                                          {128, 192, 1},
+                                                                          {128, 224, 1},
+                                                                          {128, 256, 1}});
 
 // ANCHOR: gemm_f16_wgmma_plan
 /// Clocks that a product takes by a model, in which the constants are what an H200 was seen to do.
 inline double gemm_wgmma_clocks(const GemmWgmmaPlan& p, const Shape& s, int sms) {
   const int blocks = p.cm * p.cn * p.ck, steps = static_cast<int>((s.id + 63) / 64);
-  const double tall = static_cast<double>((s.nt + 128LL * p.cm - 1) / (128LL * p.cm));
-  const double wide = static_cast<double>((s.od + static_cast<long long>(p.bn) * p.cn - 1) / (p.bn * p.cn));
+  const double tall = std::ceil(static_cast<double>(s.nt) / (p.bm * p.cm));
+  const double wide = std::ceil(static_cast<double>(s.od) / (p.bn * p.cn));
   const double rounds = std::ceil(tall * wide / gemm_wgmma_clusters(sms, blocks));
-  // A step: the tensor cores need 4 clocks a weight row, and 64 bytes a clock come into a multiprocessor, whoever asked
-  // for them. What a cluster shares costs less energy and less of L2, which matters most where all read the same tokens.
-  const double into = 2.0 * (128 + p.bn), acts_from_l2 = 256.0 / p.cn, weights_from_l2 = 2.0 * p.bn / p.cm;
-  const double step =
-      std::max(4.0 * p.bn, into) + 0.01 * weights_from_l2 + (tall * p.cm > 1 ? 0.01 : 0.2) * acts_from_l2;
+  // A step: what the tensor cores need, or shared memory at 128 bytes a clock, to which both operands are written once
+  // and from which each group of four warps reads its tokens and all rows. What a cluster shares comes from L2 once,
+  // which matters most where all read the same tokens.
+  const double tensor = p.bm * p.bn / 32.0, shared = 0.96 * (p.bm + p.bn + p.bm / 64 * (64.0 + p.bn));
+  const double from_l2 = 0.1 * 2 * p.bn / p.cm + (tall * p.cm > 1 ? 0.01 : 0.2) * 2 * p.bm / p.cn;
   // Writing the sums, which the next tile's loads overlap, but not its products; and moving parts of them to other
-  // multiprocessors of the cluster, at 14 bytes a clock.
-  const double store = 600 + 16.0 * p.bn / p.ck;
-  const double move = p.ck > 1 ? 3000 + 512.0 * p.bn * (p.ck - 1) / p.ck / 14 : 0;
-  return 2000 + 70 * std::log2(blocks) + rounds * ((steps + p.ck - 1) / p.ck * step + store + move);
+  // multiprocessors of the cluster, at 6 bytes a clock.
+  const double outputs = static_cast<double>(p.bm) * p.bn / p.ck;
+  const double move = p.ck > 1 ? 1500 + 4 * outputs * (p.ck - 1) / 6 : 0;
+  return 2000 + 70 * std::log2(blocks) +
+         rounds *
+             ((steps + p.ck - 1) / p.ck * (std::max(tensor, shared) + from_l2) + 600 + outputs / 8 + move);
 }
 
 /// The plan with the fewest clocks by that model.
@@ -431,10 +448,11 @@ inline GemmWgmmaPlan plan_gemm_f16_wgmma(const Shape& s, int sms) {
   for (const GemmWgmmaKernel& k : kGemmWgmmaKernels) {
     for (const int cm : {1, 2, 4}) {
       for (const int cn : {1, 2, 4}) {
-        const GemmWgmmaPlan p{k.bn, cm, cn, k.ck, std::max(1, 16 / cm)};
-        if (cn > 1 && s.nt > 128) continue;  // other tiles of the same rows are better company
+        const GemmWgmmaPlan p{k.bn, cm, cn, k.ck, std::max(1, 2048 / k.bm / cm), k.bm};
+        if (cn > 1 && s.nt > k.bm) continue;  // other tiles of the same rows are better company
         if (cm * cn * k.ck > 8 || k.bn / cm % 8 != 0 || (s.id + 63) / 64 < 2 * k.ck) continue;
-        if (s.nt <= 128LL * (cm / 2) || s.od <= static_cast<long long>(k.bn) * (cn / 2))
+        if (s.nt <= static_cast<long long>(k.bm) * (cm / 2) ||
+            s.od <= static_cast<long long>(k.bn) * (cn / 2))
           continue;  // half of it idle
         const double clocks = gemm_wgmma_clocks(p, s, sms);
         if (least == 0 || clocks < least) {
@@ -452,7 +470,7 @@ namespace gemm_wgmma {
 
 #if defined(__CUDACC__)
 /// Clusters of this kernel that the current device runs at once; asked once for each size.
-template <int BN, int CK>
+template <int BM, int BN, int CK>
 int resident_clusters(int blocks) {
   static int known[9] = {};
   if (known[blocks] == 0) {
@@ -462,26 +480,26 @@ int resident_clusters(int blocks) {
     size.val.clusterDim.y = size.val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = Tile<BN>::kSharedBytes;
+    config.blockDim = dim3(Tile<BM, BN>::kThreads);
+    config.dynamicSmemBytes = Tile<BM, BN>::kSharedBytes;
     config.attrs = &size;
     config.numAttrs = 1;
     int n = 0;
-    LADDER_CUDA(cudaFuncSetAttribute(gemm_f16_wgmma<BN, CK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     Tile<BN>::kSharedBytes));
-    LADDER_CUDA(cudaOccupancyMaxActiveClusters(&n, gemm_f16_wgmma<BN, CK>, &config));
+    LADDER_CUDA(cudaFuncSetAttribute(gemm_f16_wgmma<BM, BN, CK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     Tile<BM, BN>::kSharedBytes));
+    LADDER_CUDA(cudaOccupancyMaxActiveClusters(&n, gemm_f16_wgmma<BM, BN, CK>, &config));
     known[blocks] = n;
   }
   return known[blocks];
 }
 #else
-template <int BN, int CK>
+template <int BM, int BN, int CK>
 int resident_clusters(int) {
   return 1;
 }
 #endif
 
-template <int BN, int CK>
+template <int BM, int BN, int CK>
 Status launch_tile(const __half* acts, const __half* weights, float* out, const GemmEpilogue& epilogue,
                    const Shape& s, const GemmWgmmaPlan& plan, Stream& stream, bool programmatic) {
   const int blocks = plan.cm * plan.cn * CK, steps = static_cast<int>((s.id + KS - 1) / KS);
@@ -511,14 +529,14 @@ Status launch_tile(const __half* acts, const __half* weights, float* out, const 
   if (units * blocks > (1LL << 30)) return Status::error("gemm_f16_wgmma: more than 2^30 blocks");
   // Parts of k are added up in the ring's memory, so that a cluster has one tile then.
   const long long clusters =
-      CK > 1 ? units : std::min<long long>(units, std::max(1, resident_clusters<BN, CK>(blocks)));
+      CK > 1 ? units : std::min<long long>(units, std::max(1, resident_clusters<BM, BN, CK>(blocks)));
   LaunchOptions launch_options;
   launch_options.programmatic = programmatic;
   launch_options.cluster_blocks = static_cast<unsigned>(blocks);
-  return launch(launch_options, gemm_f16_wgmma<BN, CK>, dim3(static_cast<unsigned>(clusters * blocks)),
-                dim3(kThreads), Tile<BN>::kSharedBytes, stream, acts_map, weights_map, out, epilogue,
-                static_cast<int>(s.nt), static_cast<int>(s.od), steps, tiles_m, tiles_n, plan.cm, plan.cn,
-                plan.band, programmatic);
+  return launch(launch_options, gemm_f16_wgmma<BM, BN, CK>, dim3(static_cast<unsigned>(clusters * blocks)),
+                dim3(Tile<BM, BN>::kThreads), Tile<BM, BN>::kSharedBytes, stream, acts_map, weights_map, out,
+                epilogue, static_cast<int>(s.nt), static_cast<int>(s.od), steps, tiles_m, tiles_n, plan.cm,
+                plan.cn, plan.band, programmatic);
 }
 
 }  // namespace gemm_wgmma
@@ -544,14 +562,16 @@ inline Status launch_gemm_f16_wgmma(const __half* acts, const __half* weights, f
     return Status::error(
         "gemm_f16_wgmma: out and residual must begin at multiples of 8 bytes when od is even");
   }
-  Status status = Status::error("gemm_f16_wgmma: no kernel for tiles of " + std::to_string(plan.bn) +
-                                " weight rows with k in " + std::to_string(plan.ck) +
-                                " parts; kGemmWgmmaKernels has those that there are");
+  Status status =
+      Status::error("gemm_f16_wgmma: no kernel for tiles of " + std::to_string(plan.bm) + " tokens and " +
+                    std::to_string(plan.bn) + " weight rows with k in " + std::to_string(plan.ck) +
+                    " parts; kGemmWgmmaKernels has those that there are");
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     const auto try_kernel = [&]<std::size_t K>(std::integral_constant<std::size_t, K>) {
       constexpr GemmWgmmaKernel k = kGemmWgmmaKernels[K];
-      if (plan.bn != k.bn || plan.ck != k.ck) return;
-      (void)(status = launch_tile<k.bn, k.ck>(acts, weights, out, epilogue, s, plan, stream, programmatic));
+      if (plan.bm != k.bm || plan.bn != k.bn || plan.ck != k.ck) return;
+      (void)(status =
+                 launch_tile<k.bm, k.bn, k.ck>(acts, weights, out, epilogue, s, plan, stream, programmatic));
     };
     (try_kernel(std::integral_constant<std::size_t, I>{}), ...);
   }

@@ -34,7 +34,7 @@ std::vector<GemmWgmmaPlan> all_plans() {
   for (const GemmWgmmaKernel& k : kGemmWgmmaKernels) {
     for (const int cm : {1, 2, 4}) {
       for (const int cn : {1, 2, 4}) {
-        if (cm * cn * k.ck <= 8 && k.bn / cm % 8 == 0) all.push_back({k.bn, cm, cn, k.ck, 2});
+        if (cm * cn * k.ck <= 8 && k.bn / cm % 8 == 0) all.push_back({k.bn, cm, cn, k.ck, 2, k.bm});
       }
     }
   }
@@ -42,8 +42,8 @@ std::vector<GemmWgmmaPlan> all_plans() {
 }
 
 std::string name(const GemmWgmmaPlan& p) {
-  return "bn " + std::to_string(p.bn) + " cm " + std::to_string(p.cm) + " cn " + std::to_string(p.cn) +
-         " ck " + std::to_string(p.ck);
+  return "bm " + std::to_string(p.bm) + " bn " + std::to_string(p.bn) + " cm " + std::to_string(p.cm) +
+         " cn " + std::to_string(p.cn) + " ck " + std::to_string(p.ck);
 }
 
 /// Tensor cores add sixteen products and a sum at once, cutting off what lies below the largest's last place.
@@ -102,20 +102,25 @@ TEST_CASE("every layer of every model has a plan that the launcher takes") {
       CAPTURE(l.name);
       CAPTURE(nt);
       const GemmWgmmaPlan p = plan_gemm_f16_wgmma({nt, l.od, l.id}, 132);
-      CHECK(std::any_of(kGemmWgmmaKernels.begin(), kGemmWgmmaKernels.end(),
-                        [&](const GemmWgmmaKernel& k) { return k.bn == p.bn && k.ck == p.ck; }));
+      CHECK(std::any_of(kGemmWgmmaKernels.begin(), kGemmWgmmaKernels.end(), [&](const GemmWgmmaKernel& k) {
+        return k.bm == p.bm && k.bn == p.bn && k.ck == p.ck;
+      }));
       CHECK((p.cm == 1 || p.cm == 2 || p.cm == 4));
       CHECK((p.cn == 1 || p.cn == 2 || p.cn == 4));
       CHECK(p.cm * p.cn * p.ck <= 8);
       CHECK(p.band >= 1);
       CHECK(p.bn / p.cm % 8 == 0);
       CHECK(p.ck <= (l.id + 63) / 64);
-      CHECK(128LL * (p.cm / 2) < nt);  // no cluster without tokens for half of its blocks
+      CHECK(static_cast<long long>(p.bm) * (p.cm / 2) <
+            nt);  // no cluster without tokens for half of its blocks
     }
   }
   // Large products take large tiles, small ones small tiles.
   CHECK(plan_gemm_f16_wgmma({8192, 8192, 8192}, 132).bn >= 192);
   CHECK(plan_gemm_f16_wgmma({512, 896, 896}, 132).bn <= 128);
+  // k is divided where it is long and there are few tiles, and only there.
+  CHECK(plan_gemm_f16_wgmma({512, 896, 4864}, 132).ck == 2);
+  CHECK(plan_gemm_f16_wgmma({512, 3584, 18944}, 132).ck == 1);
   // The same plan for a shape whatever was asked before: it is a function.
   CHECK(plan_gemm_f16_wgmma({512, 896, 896}, 132) == plan_gemm_f16_wgmma({512, 896, 896}, 132));
 }
@@ -196,8 +201,11 @@ TEST_CASE("bias, residual and scales of tokens are applied once, in place too") 
     };
     const auto a = on_device(acts), w = on_device(weights);
     const auto b = on_device(bias), sc = on_device(scale);
-    for (const GemmWgmmaPlan& plan :
-         {GemmWgmmaPlan{256, 2, 1, 1, 1}, {128, 1, 2, 2, 1}, {64, 2, 1, 2, 1}, {112, 2, 4, 1, 1}}) {
+    for (const GemmWgmmaPlan& plan : {GemmWgmmaPlan{256, 2, 1, 1, 1},
+                                      {128, 1, 2, 2, 1, 64},
+                                      {32, 2, 1, 2, 1, 64},
+                                      {112, 2, 4, 1, 1},
+                                      {72, 1, 2, 1, 1, 64}}) {
       INFO(name(plan));
       Buffer<float> out = on_device(residual);
       const Status e = launch_gemm_f16_wgmma(a.data(), w.data(), out.data(),
@@ -250,21 +258,23 @@ TEST_CASE("plans and pointers that the launcher does not take") {
   const auto launched = [&](GemmWgmmaPlan plan, const __half* acts, float* to, Shape s) {
     return launch_gemm_f16_wgmma(acts, half.data(), to, {}, s, plan, stream).message();
   };
-  const GemmWgmmaPlan good{64, 1, 1, 1, 1};
+  const GemmWgmmaPlan good{64, 1, 1, 1, 1, 64};
   const Shape shape{8, 8, 64};
   CHECK(launched(good, half.data(), out.data(), shape).empty());
-  CHECK(launched({100, 1, 1, 1, 1}, half.data(), out.data(), shape).find("no kernel for tiles of 100") !=
-        std::string::npos);
+  CHECK(launched({100, 1, 1, 1, 1}, half.data(), out.data(), shape)
+            .find("no kernel for tiles of 128 tokens and 100") != std::string::npos);
   CHECK(launched({160, 1, 1, 2, 1}, half.data(), out.data(), shape).find("k in 2 parts") !=
         std::string::npos);
-  CHECK(launched({64, 3, 1, 1, 1}, half.data(), out.data(), shape).find("cm and cn are") !=
+  CHECK(launched({64, 3, 1, 1, 1, 64}, half.data(), out.data(), shape).find("cm and cn are") !=
         std::string::npos);
-  CHECK(launched({64, 1, 3, 1, 1}, half.data(), out.data(), shape).find("cm and cn are") !=
+  CHECK(launched({64, 1, 3, 1, 1, 64}, half.data(), out.data(), shape).find("cm and cn are") !=
         std::string::npos);
   CHECK(launched({112, 4, 1, 1, 1}, half.data(), out.data(), shape).find("bn / cm") != std::string::npos);
-  CHECK(launched({64, 4, 4, 1, 1}, half.data(), out.data(), shape).find("at most 8") != std::string::npos);
-  CHECK(launched({64, 1, 1, 2, 1}, half.data(), out.data(), shape).find("ck at most") != std::string::npos);
-  CHECK(launched({64, 1, 1, 1, 0}, half.data(), out.data(), shape).find("band at least 1") !=
+  CHECK(launched({64, 4, 4, 1, 1, 64}, half.data(), out.data(), shape).find("at most 8") !=
+        std::string::npos);
+  CHECK(launched({32, 1, 1, 2, 1, 64}, half.data(), out.data(), shape).find("ck at most") !=
+        std::string::npos);
+  CHECK(launched({64, 1, 1, 1, 0, 64}, half.data(), out.data(), shape).find("band at least 1") !=
         std::string::npos);
   CHECK(launched(good, half.data() + 1, out.data(), shape).find("multiples of 16") != std::string::npos);
   CHECK(launched(good, half.data(), out.data() + 1, shape).find("multiples of 8") != std::string::npos);
