@@ -89,6 +89,17 @@ class Curves(unittest.TestCase):
         times = [curve.time((8, 4), "mmvq_tiles", nt) for nt in (8, 9, 16, 20, 24, 32, 40)]
         self.assertEqual(times, [10.0, 16.0, 16.0, 22.0, 22.0, 28.0, 34.0])
 
+    def test_rows_below_all_times_are_decodings(self) -> None:
+        times = [r for r in model_times() if r["shape"]["nt"] >= 16]
+        times += [record("q4_0_q8_mmvq_tiles", "q4_0", 4096, 4096, 8, 40_000)]
+        found = tune.spans(tune.curves_of(times, ["q4_0"])["q4_0"].only([(4096, 4096)]))
+        self.assertEqual(found, [])  # one time is no curve
+        times += [record("q4_0_q8_mmvq_tiles", "q4_0", 4096, 4096, 16, 80_000)]
+        found = tune.spans(tune.curves_of(times, ["q4_0"])["q4_0"].only([(4096, 4096)]))
+        self.assertEqual((found[0].kernel, found[0].least), ("mmvq_tiles", 8))
+        self.assertEqual((found[1].kernel, found[1].least), ("mmq_tiles", 9))
+        self.assertEqual(tune.chosen(found, 1), "mmvq_tiles")
+
     def test_groups_of_eight(self) -> None:
         curve = tune.curves_of(model_times(), ["q4_0"])["q4_0"]
         shape = (4096, 4096)

@@ -210,7 +210,7 @@ def spans(curves: Curves) -> list[Span]:
         if found and found[-1].kernel in known and known[found[-1].kernel] <= known[best] + NOISE:
             best = found[-1].kernel
         if not found or best != found[-1].kernel:
-            found.append(Span(best, decided + 1 if nt <= CLOSELY else nt, None))
+            found.append(Span(best, decided + 1 if found and nt <= CLOSELY else nt, None))
         decided = nt
     closed = [Span(a.kernel, a.least, b.least - 1) for a, b in itertools.pairwise(found)]
     return [*closed, *found[-1:]]
