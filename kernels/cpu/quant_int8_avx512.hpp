@@ -6,7 +6,8 @@
 // Lanes. A 512-bit vector of codes has 16 lanes of 4 codes. All codes of a lane belong to one run, four
 // vectors together hold a group, and vector j holds codes 4j..4j+3 of each run:
 //   vector j, lane 4i + k = codes 4j..4j+3 of run 4k + i        i, k, j = 0..3
-// So four multiply-and-add instructions leave one int32 a run, and one vector of scales turns them into f32.
+// So four multiply-and-add instructions leave one int32 a run, and one vector of scales turns them into f32. Where two
+// runs share a scale, their integers are added up first, in the lane of the first.
 // The order of the runs is the one that a transpose of four vectors of bytes as they lie in memory gives:
 // 128-bit lane i of vector k is run 4k + i, which becomes lane k of 128-bit lane i.
 #include <immintrin.h>

@@ -8,8 +8,8 @@
 // TRAFFIC   weights od * row_bytes(type, id) B, once per 512 tokens; acts 4*nt*id B, out 4*nt*od B
 // WORK      2*nt*od*id OP
 // LOOK FOR  vpdpbusd with zmm, four for each vcvtdq2ps; nt = 1: prefetcht0, and no store but of out
-// EXPECT    nt = 1: near the read roof while that is below 50 GB/s for two cores; nt >= 8: bound by the
-//           decoding of weights and the multipliers
+// EXPECT    nt = 1: near the read roof while a core's share of it is below 40 GB/s; nt >= 8: bound by the decoding of
+//           weights and the multipliers
 // BUILD     c++ -std=c++20 -O3 -I. -c kernels/cpu/quant_matmul.cpp
 #include "kernels/cpu/quant_matmul.hpp"
 
