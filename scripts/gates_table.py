@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts the tables of gates of data/gates into a C++ source.  Meson runs it while building.
 
-Usage: scripts/gates_table.py OUTPUT.cpp [GATES.json...]
+Usage: scripts/gates_table.py OUTPUT.cpp FOLDER [DEPFILE]
 
 A file is called after its device: nvidia-h200.json.  The program reads the texts when it starts (kernels/dispatch).
 """
@@ -28,13 +28,20 @@ FOOTER = """\
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments:
-        print("gates_table.py: needs OUTPUT.cpp", file=sys.stderr)
+    if len(arguments) not in (2, 3):
+        print("gates_table.py: needs OUTPUT.cpp, a folder, and may be given a depfile", file=sys.stderr)
         return 2
+    output, folder = Path(arguments[0]), Path(arguments[1])
+    # A folder changes when a file comes or goes. One that is not there yet will come into the one above.
+    files = sorted(folder.glob("*.json"))
+    if len(arguments) > 2:
+        watched = [folder if folder.is_dir() else folder.parent, *files]
+        names = " ".join(str(path).replace(" ", "\\ ") for path in watched)
+        Path(arguments[2]).write_text(f"{output}: {names}\n", encoding="utf-8")
     rows = []
-    for name in arguments[1:]:
+    for name in files:
         try:
-            table = json.loads(Path(name).read_text(encoding="utf-8"))
+            table = json.loads(name.read_text(encoding="utf-8"))
             table.pop("evidence", None)  # is for people
             gates = table.pop("gates")
         except (OSError, ValueError, KeyError) as error:
@@ -43,13 +50,13 @@ def main(arguments: list[str]) -> int:
         text = json.dumps(table)[:-1] + ', "gates": [\n' + ",\n".join(map(json.dumps, gates)) + "\n]}\n"
         # A literal a line: compilers bound the length of one.
         lines = "\n".join(f"     {json.dumps(line)}" for line in text.splitlines(keepends=True))
-        rows.append(f"      {{{json.dumps(Path(name).stem)},\n{lines}}},\n")
+        rows.append(f"      {{{json.dumps(name.stem)},\n{lines}}},\n")
     body = (
         f"  static constexpr GatesFile kFiles[] = {{\n{''.join(rows)}  }};\n  return kFiles;\n"
         if rows
         else "  return {};\n"
     )
-    Path(arguments[0]).write_text(HEADER + body + FOOTER, encoding="utf-8")
+    output.write_text(HEADER + body + FOOTER, encoding="utf-8")
     return 0
 
 

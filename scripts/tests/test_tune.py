@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -233,6 +234,25 @@ class Files(unittest.TestCase):
         trace.write_text("[\n{")
         _, err = self.ladder("tune", "--traces", trace, "--device", "x", status=2)
         self.assertIn("trace.json:2: not JSON", err)
+
+    def test_tables_go_into_the_program(self) -> None:
+        source, depends = self.folder / "gates.cpp", self.folder / "gates.d"
+        folder = self.folder / "gates of devices"
+        script = [sys.executable, ROOT / "scripts" / "gates_table.py", source, folder, depends]
+        subprocess.run(script, check=True)
+        self.assertIn("return {};", source.read_text())
+        self.assertEqual(depends.read_text(), f"{source}: {self.folder}\n")  # where the folder will appear
+        folder.mkdir()
+        self.written().rename(folder / "nvidia-test.json")
+        subprocess.run(script, check=True)
+        self.assertIn('{"nvidia-test",', source.read_text())
+        self.assertNotIn("4096x4096", source.read_text())  # evidence is for people
+        name = str(folder).replace(" ", "\\ ")
+        self.assertEqual(depends.read_text(), f"{source}: {name} {name}/nvidia-test.json\n")
+        (folder / "broken.json").write_text("{")
+        failed = subprocess.run(script, check=False, capture_output=True, text=True)
+        self.assertEqual(failed.returncode, 2)
+        self.assertRegex(failed.stderr, r"^gates_table.py: .*broken.json: .*\n$")
 
     def test_nothing_to_tune(self) -> None:
         self.records.write_text(json.dumps(model_times()[0]) + "\n")
