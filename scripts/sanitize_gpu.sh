@@ -73,6 +73,8 @@ status=0
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
+# What a log is about, a few lines.
+about() { grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$1" | cut -c -160 | sed 's/^/    /' || true; }
 # verdict NAME clean|dirty COMMAND...: is the outcome the expected one? Only a summary counts as an answer: a tool that
 # never attached prints none. Says so at once, and leaves "passed" or what is wrong, and the seconds, in $logs/NAME.verdict.
 verdict() {
@@ -101,9 +103,8 @@ verdict() {
   fi
   printf '%s\n%d\n' "$said" $((SECONDS - begin)) > "$log.verdict"
   [[ $said == "not run"* ]] || printf '%s: %s (%d s)\n' "$name" "$said" $((SECONDS - begin))
+  [[ $said == passed || ! -e $log ]] || about "$log" | head -n 3
 }
-# What a log is about, a few lines.
-about() { grep -m 8 -E 'Error|Invalid|Uninitialized|hazard|Barrier|ERROR|not supported' "$1" | cut -c -160 | sed 's/^/    /' || true; }
 start() {
   while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
   verdict "$@" &
