@@ -19,8 +19,8 @@ scripts/ladder record 03 "${options[@]}" --layer 7b.ffn_gate,0.5b.ffn_down --nt 
 for type in q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl q6_k q5_k q4_k iq4_xs q3_k q2_k; do
   scripts/ladder record ${type}_q8_mmvq "${options[@]}" --layer 7b.ffn_gate,7b.ffn_down --nt 1
 done
-scripts/ladder record gemm_f16_nt gemm_f16_nt_af32 q4_0_q8_mmq_raw "${options[@]}" --layer 0.5b.ffn_gate,0.5b.ffn_down,7b.ffn_down --nt 512
-scripts/ladder record q4_k_q8_mmq_raw "${options[@]}" --layer 0.5b.ffn_down,7b.ffn_down --nt 512
+scripts/ladder record gemm_f16_nt gemm_f16_nt_af32 q4_0_q8_mmq_raw "${options[@]}" --layer 0.5b.ffn_gate,0.5b.ffn_down --nt 512
+scripts/ladder record q4_k_q8_mmq_raw "${options[@]}" --layer 0.5b.ffn_down --nt 512
 
 engine=("$@" --on cpu --runs "$runs")
 scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 "${engine[@]}" -p 512 -n 128
