@@ -348,6 +348,8 @@ class RungSampler {
         ctx.stream);
   }
   double once() { return host_ ? host_->once() : device_->once(); }
+  /// See DeviceSampler.
+  double sm_mhz() const { return device_ ? device_->sm_mhz() : 0.0; }
 
  private:
   std::unique_ptr<DeviceSampler> device_;
@@ -402,7 +404,9 @@ inline TimeStats sample_with_roof(RungSampler& sampler, const MeasureOptions& op
 #endif
   (void)ctx;
   (void)record;
-  return sample([&] { return sampler.once(); }, options);
+  TimeStats time = sample([&] { return sampler.once(); }, options);
+  time.sm_mhz = sampler.sm_mhz();
+  return time;
 }
 
 /// Says what limits a measured record, and whether its point may stand under the memory roof.

@@ -53,6 +53,26 @@ struct DeviceWorkload {
   int sets = 1;  ///< how many operand sets to rotate through
 };
 
+#if defined(__CUDACC__)
+namespace detail {
+
+/// One multiprocessor's clocks and the GPU's time, in ns.
+struct SmTicks {
+  unsigned long long clocks, ns;
+  unsigned sm;
+};
+
+/// A template, so that every program that includes this has one of it.
+template <class Ticks>
+__global__ void read_sm_ticks(Ticks* to) {
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(to->sm));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(to->ns));
+  to->clocks = static_cast<unsigned long long>(clock64());
+}
+
+}  // namespace detail
+#endif
+
 /// A device workload prepared for timing. `once()` returns the time of one launch in ns. Batched launches sit
 /// in one graph, so their time includes the gap between two graph nodes, about 1 us on current GPUs.
 class DeviceSampler {
@@ -90,8 +110,23 @@ class DeviceSampler {
       require(workload_.run(next(), stream_));
     }
     timer_.stop(stream_);
-    return timer_.elapsed_ns() / std::max(batch_, 1);
+    const double ns = timer_.elapsed_ns() / std::max(batch_, 1);
+#if defined(__CUDACC__)
+    // After the sample, which it must not disturb; from one sample to the next, that says at which clock it ran.
+    require(launch(detail::read_sm_ticks<detail::SmTicks>, dim3(1), dim3(1), 0, stream_, ticks_.data()));
+    stream_.synchronize();
+    std::vector<detail::SmTicks> now(1);
+    ticks_.download(now);
+    if (now[0].sm == before_.sm && now[0].ns > before_.ns && before_.ns > 0) {
+      mhz_.push_back(1e3 * static_cast<double>(now[0].clocks - before_.clocks) /
+                     static_cast<double>(now[0].ns - before_.ns));
+    }
+    before_ = now[0];
+#endif
+    return ns;
   }
+  /// Clock of a multiprocessor, median over the samples: what kernels counted, not what the driver says. 0 if unknown.
+  double sm_mhz() const { return mhz_.empty() ? 0.0 : summarize(mhz_).median; }
 
  private:
   int next() {
@@ -106,6 +141,11 @@ class DeviceSampler {
   Graph graph_;
   int batch_ = 0;
   int position_ = 0;
+  std::vector<double> mhz_;
+#if defined(__CUDACC__)
+  Buffer<detail::SmTicks> ticks_{1, "clocks"};
+  detail::SmTicks before_{};
+#endif
 };
 
 /// The same for host code: wall-clock time of one call, short calls repeated and divided.

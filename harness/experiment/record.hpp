@@ -18,6 +18,7 @@ struct TimeStats {
   double median = 0, q1 = 0, q3 = 0;
   int n = 0;
   bool stopped_by_iqr = false;  ///< false: the time limit ended it
+  double sm_mhz = 0;            ///< clock of a GPU's multiprocessors while it was measured; 0: unknown
 };
 
 /// Quartiles by linear interpolation between order statistics. `samples` must not be empty.
@@ -118,6 +119,7 @@ struct Record {
                            .add("q3", time->q3)
                            .add("n", time->n)
                            .add("stop", time->stopped_by_iqr ? "iqr" : "time_limit"));
+      if (time->sm_mhz > 0) o.add("sm_mhz", time->sm_mhz);
       if (moved_bytes() > 0) o.add("gbps", moved_bytes() / time->median);
       if (work) o.add("gops", work->count / time->median);
     }

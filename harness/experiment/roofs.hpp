@@ -110,7 +110,9 @@ TimeStats time_back_to_back(Run&& run, Stream& stream, const MeasureOptions& opt
     return Status{};
   };
   DeviceSampler sampler(DeviceWorkload{several, 1}, stream);
-  return sample([&] { return sampler.once() / kInARow; }, options);
+  TimeStats time = sample([&] { return sampler.once() / kInARow; }, options);
+  time.sm_mhz = sampler.sm_mhz();
+  return time;
 }
 
 /// Iterations with which `run(iterations, stream)` takes about `target_ns`, found by timing a short run.

@@ -404,10 +404,11 @@ MmaPlan best_mma_plan(const MmaTileCost (&costs)[std::tuple_size_v<Tiles>], Shap
 template <class Tiles, class F>
 Status with_mma_tile(int tile, const F& f) {
   Status status;
+  const auto take = [&](auto candidate, int number) {
+    if (number == tile) static_cast<void>(status = f(candidate));
+  };
   [&]<std::size_t... I>(std::index_sequence<I...>) {
-    ((tile == static_cast<int>(I) &&
-      (static_cast<void>(status = f(std::tuple_element_t<I, Tiles>())), true)) ||
-     ...);
+    (take(std::tuple_element_t<I, Tiles>(), static_cast<int>(I)), ...);
   }
   (std::make_index_sequence<std::tuple_size_v<Tiles>>());
   return status;

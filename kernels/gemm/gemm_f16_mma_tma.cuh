@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
   //    that read it are done.
   __shared__ std::uint64_t full[STAGES], empty[STAGES];
   unsigned char* stages = dynamic_shared<unsigned char>();
-  stages += (1024 - reinterpret_cast<std::uintptr_t>(stages) % 1024) % 1024;  // [STAGES][TN + TM][64] halves
+  stages += (1024 - shared_address(stages) % 1024) % 1024;  // [STAGES][TN + TM][64] halves
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, block = static_cast<int>(blockIdx.x);
   if (thread == 0) {
     prefetch_tensor_map(weights_map);
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
           warp.load((k16 + 1) % 2, stages + stage * T::STAGE_BYTES, k16 + 1);
         } else {
           // The stage goes back once its last fragments are in registers.
-          mbarrier_arrive_after(&empty[stage], warp.word_of(k16 % 2), lane == 0);
+          mbarrier_arrive_after(&empty[stage], warp.word_of(k16 % 2));
           if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
@@ -366,7 +366,7 @@ struct MmaTmaCost {
   double step, tile, launch, cut;
 };
 inline constexpr MmaTmaCost kMmaTmaCosts[] = {
-    {1620, 5000, 6000, 9000}, {900, 2500, 6000, 6000}, {556, 1500, 6000, 4000}, {407, 1000, 6000, 3000}};
+    {1750, 9400, 0, 31000}, {1050, 3700, 1700, 17700}, {690, 1800, 3000, 11400}, {530, 1200, 2900, 5700}};
 
 template <class T>
 void consider(MmaTmaPlan& best, double& least, int tile, const MmaTmaCost& cost, Shape s, int sms,

@@ -124,6 +124,7 @@ FIELDS: dict[str, Check] = {
         {"median": _positive, "q1": _positive, "q3": _positive, "n": _count},
         {"stop": _choice("iqr", "time_limit")},
     ),
+    "sm_mhz": _positive,  # what the GPU's multiprocessors counted while it was measured
     "gbps": _positive,
     "gops": _positive,
     "intensity": _positive,
