@@ -157,11 +157,8 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
 }
 // ANCHOR_END: mmvq_tiles_finish
 
-/// Activations to shared memory, 16 bytes a vector, by all threads of a block. @param codes of the vectors
-/// @tparam ROWS codes are put in rows, for Columns
-template <bool ROWS>
-__device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigned char* global, int codes,
-                                            int vectors) {
+/// Activations to shared memory, 16 bytes a vector, by all threads of a block.
+__device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigned char* global, int vectors) {
   const int threads = static_cast<int>(blockDim.x);
 #pragma unroll 1
   for (int i0 = static_cast<int>(threadIdx.x); i0 < vectors; i0 += 4 * threads) {
@@ -172,14 +169,15 @@ __device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigne
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int i = i0 + k * threads;
-      if (ROWS && i < codes) {
-        store_in_rows(shared, i, v[k]);
-      } else if (i < vectors) {
-        reinterpret_cast<uint4*>(shared)[i] = v[k];
-      }
+      if (i0 + k * threads < vectors) reinterpret_cast<uint4*>(shared)[i0 + k * threads] = v[k];
     }
   }
+}
+
+/// Tiles of a warp under way. Eight tokens are more arithmetic a tile, and more activations, which come behind the ring.
+template <class Format, int NT>
+__host__ __device__ constexpr int in_flight() {
+  return NT > 1 && Format::kInFlight > 3 ? 3 : Format::kInFlight;
 }
 
 /// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
@@ -239,7 +237,7 @@ struct Loader {
 template <class Format, int NT, int W, bool SWIGLU, bool STAGED>
 __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int steps) {
-  constexpr int D = Format::kInFlight, COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
+  constexpr int D = in_flight<Format, NT>(), COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
   __shared__ Partial<NT, W> partial;
@@ -274,18 +272,19 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
 #pragma unroll 1
   for (int d = 0; d < D; ++d) load_next(ring + d * BYTES + 16 * lane);
 
+  Codes<NT> codes;
+  unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;  // if they are staged
+  const int all = static_cast<int>(tile_acts::group_bytes(NT, id));
+  if constexpr (NT == 1) {
+    if (threadIdx.x < Columns::kZeros / 4) reinterpret_cast<unsigned*>(planes + all)[threadIdx.x] = 0;
+    codes.template begin<Format::kHalves>(planes, planes + all, PAIRS * 64, lane);
+  }
+
   // 3. Activations: one wait for all of them.
   wait_for_previous_kernel();
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
-  Codes<NT> codes;
   if constexpr (STAGED) {
-    unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;
-    const int all = static_cast<int>(tile_acts::group_bytes(NT, id));  // four fifths of them codes
-    copy_planes<NT == 1>(planes, acts, all / 20, all / 16);
-    if constexpr (NT == 1) {
-      if (threadIdx.x < Columns::kZeros / 4) reinterpret_cast<unsigned*>(planes + all)[threadIdx.x] = 0;
-      codes.template begin<Format::kHalves>(planes, planes + all, PAIRS * 64, lane);
-    }
+    copy_planes(planes, acts, all / 16);
     __syncthreads();  // all activations are there
     acts = planes;
   }
@@ -349,7 +348,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
 }
 // ANCHOR_END: mmvq_tiles
 
-/// Bytes of the rings of W warps.
+/// Bytes of the rings of W warps; with eight tokens no more than these.
 template <class Format, int W>
 constexpr std::size_t ring_bytes() {
   return static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>();

@@ -739,6 +739,31 @@ struct LaneSums {
   }
 };
 
+/// A value that the compiler must keep in a register: it takes it for the result of a shuffle. A constant would be moved
+/// to one before every use.
+__device__ __forceinline__ unsigned kept(unsigned x) {
+  return __shfl_sync(kAllLanes, x, static_cast<int>(threadIdx.x % kWarp));
+}
+
+/// A row in shared memory for ldmatrix, whose address stays in a register: the compiler would make it up again for every
+/// load, beginning with the block's number in its cluster.
+struct SharedRow {
+#if defined(__CUDACC__)
+  std::uint32_t at;
+  __device__ __forceinline__ void set(const unsigned char* p) { at = kept(shared_address(p)); }
+  __device__ __forceinline__ void load(std::uint32_t (&b)[4], int offset) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(at + static_cast<std::uint32_t>(offset))
+                 : "memory");
+  }
+#else
+  const unsigned char* at;
+  void set(const unsigned char* p) { at = p; }
+  void load(std::uint32_t (&b)[4], int offset) const { ldmatrix<4>(b, at + offset); }
+#endif
+};
+
 /// One token's activations as the instruction's B. It has eight columns, and there is one token: so columns 2 S and 2 S + 1
 /// are sub-block S of four, and nothing elsewhere. All four products add to the same registers, and lane 4 g + t, which
 /// has columns 2 t and 2 t + 1, finds its own sub-block there. Of types with two scales in a sub-block the first of its
@@ -748,7 +773,7 @@ struct LaneSums {
 /// eight columns: of sub-blocks 0 and 1, then of 2 and 3. A lane has the address of a row of each: a block's, or zeros.
 struct Columns {
   static constexpr int kZeros = 256;  // bytes: rows of two groups of four sub-blocks
-  const unsigned char* row[2];        // of sub-blocks 0 and 1, and 2 and 3
+  SharedRow row[2];                   // of sub-blocks 0 and 1, and 2 and 3
   int stride[2];                      // of a step: zeros stay where they are
 
   /// @param codes of the step's first block @param zeros kZeros bytes @param step_bytes codes of a step
@@ -762,27 +787,16 @@ struct Columns {
       const int s = 2 * pair + matrix / 2;
       const bool mine = column / 2 == s && (!HALVES || column % 2 == part);
       // Zeros of other banks than the two rows that are not.
-      row[pair] = mine ? codes + s * 32 + part * 16 : zeros + (2 * s + part + 1) % 8 * 16;
+      row[pair].set(mine ? codes + s * 32 + part * 16 : zeros + (2 * s + part + 1) % 8 * 16);
       stride[pair] = mine ? step_bytes : 0;
     }
   }
   /// Fragments of sub-blocks 2 pair and 2 pair + 1 of group H. @param step from the first one on
   template <int H>
   __device__ __forceinline__ void load(int pair, int step, std::uint32_t (&b)[4]) const {
-    ldmatrix<4>(b, row[pair] + (step * stride[pair] + H * 128));
+    row[pair].load(b, step * stride[pair] + H * 128);
   }
 };
-/// Vector i of a token's codes, [pairs][4][16] bytes, to rows of 16 bytes for Columns.
-__device__ __forceinline__ void store_in_rows(unsigned char* rows, int i, uint4 v) {
-  // Word t of the first block's rows, then of the second's. Lanes begin with different ones, so that they meet all banks.
-  const int pair = i / 4, t = i % 4, first = pair / 2 % 4;
-  const uint4 u = (first & 1) != 0 ? make_uint4(v.y, v.z, v.w, v.x) : v;
-  const uint4 w = (first & 2) != 0 ? make_uint4(u.z, u.w, u.x, u.y) : u;
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    reinterpret_cast<unsigned*>(rows)[pair * 16 + (k + first) % 4 * 4 + t] = part(w, k);
-}
-
 /// Where a lane reads activations: of one token as Columns has it; of eight those of token g, word t, [step][pairs][8][4][16].
 template <int NT>
 struct Codes {
@@ -790,12 +804,6 @@ struct Codes {
 };
 template <>
 struct Codes<1> : Columns {};
-
-/// A value that the compiler must keep in a register: it takes it for the result of a shuffle. A constant would be moved
-/// to one before every use.
-__device__ __forceinline__ unsigned kept(unsigned x) {
-  return __shfl_sync(kAllLanes, x, static_cast<int>(threadIdx.x % kWarp));
-}
 
 /// What a lane needs for every tile.
 template <class Format>
@@ -872,22 +880,23 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
       const uint2 v = *reinterpret_cast<const uint2*>(scales + H * 32);
       const ActsScale x = {__uint_as_float(v.x), v.y};
 
-      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers. They begin with what unsigned codes are too large
-      //    by, and end as floats.
-      int c[4];
-      if constexpr (TWO) {
-        c[0] = c[2] = ZERO == 0 ? 0 : x.sum(constants.zero);
-        c[1] = c[3] = ZERO == 0 ? 0 : x.sum(constants.zero << 8);
-      } else {
-        c[0] = c[1] = c[2] = c[3] = ZERO == 0 ? kFloatBits : x.sum<-ZERO, -ZERO>(kFloatBits);
-      }
+      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers, in two sums, each of which waits for two products.
+      int c[4] = {}, more[4] = {};
       std::uint32_t b[4];
       codes.template load<H>(0, step, b);
       add_product<Format, 4 * H>(r, constants, {b[0], b[1]}, c);
       add_product<Format, 4 * H + 1>(r, constants, {b[2], b[3]}, c);
       codes.template load<H>(1, step, b);
-      add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, c);
-      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, c);
+      add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, more);
+      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, more);
+      // What unsigned codes are too large by, and what makes a float of the sum.
+      int seed[2] = {TWO ? 0 : kFloatBits, 0};
+      if constexpr (ZERO != 0) {
+        seed[0] = TWO ? x.sum(constants.zero) : x.sum<-ZERO, -ZERO>(kFloatBits);
+        seed[1] = x.sum(constants.zero << 8);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] += more[i] + seed[i % 2];
 
       // 3. Scales of sub-block t.
       const auto s = Format::template scales<H>(r, t);

@@ -3,7 +3,8 @@
 //
 // Tokens come in groups of NT = 1 or 8, the last filled up with zeros; so are the blocks of a row, to a multiple of
 // eight (256 activations). Two planes a group, pairs of neighbouring blocks side by side:
-//   codes   [pairs][NT][4][16]   at t: words t and t + 4 of the first block, then of the second
+//   codes   [pairs][8][4][16]    at t: words t and t + 4 of the first block, then of the second
+//           [blocks][32]         of a token alone: as they are
 //   scales  [pairs][NT][16]      of each block: the scale as f32, then the sums of codes 0..15 and 16..31 as int16
 //
 // RUNG      quantize_tile_acts: f32 rows to int8 planes.  PREV quantize_q8_pad40: its blocks have to be taken apart again
@@ -75,6 +76,7 @@ __host__ __device__ constexpr Place place_of(long long t, long long nt, long lon
 }
 /// Byte of word w = 0..7 of the codes of block b, and of its scale, in the planes of a group.
 __host__ __device__ constexpr std::size_t code_at(long long b, int token, int tokens, int w) {
+  if (tokens == 1) return static_cast<std::size_t>(b * 32 + w * 4);
   return static_cast<std::size_t>(((b / 2 * tokens + token) * 4 + w % 4) * 16 + b % 2 * 8 + w / 4 * 4);
 }
 __host__ __device__ constexpr std::size_t scale_at(long long b, int token, int tokens, long long id) {
