@@ -134,11 +134,11 @@ struct CutSums {
   }
 };
 
-/// The same with Hopper's copy engine, tiles cut along k where they do not fill all multiprocessors.
-inline Rung product_tma() {
+/// The same with Hopper's copy engine. @param cuts whether tiles are cut along k where they do not fill all multiprocessors
+inline Rung product_tma(const std::string& id, const char* title, bool cuts) {
   const std::string file = "kernels/gemm/gemm_f16_mma_tma.cuh#", mma = "kernels/gemm/gemm_f16_mma.cuh#";
   Rung r =
-      make("gemm_f16_mma_tma", "mma.sync, fed by Hopper's copy engine",
+      make(id, title,
            file + "gemm_f16_mma_tma," + file + "gemm_mma_tma_lines," + file + "gemm_mma_tma_plan," + file +
                "gemm_mma_share," + mma + "gemm_mma_tile," + mma + "gemm_mma_units," + mma + "gemm_mma_warp");
   r.math = MathUnit::mma_f16;
@@ -146,16 +146,16 @@ inline Rung product_tma() {
   r.roundings = [](Shape s, Executor) {
     return mma_roundings(s.id, 1 + static_cast<int>(s.id / (64 * kFewestCutSteps)));
   };
-  r.device = [cut = std::shared_ptr<CutSums>()](const __half* weights, const __half* acts, float* out,
-                                                Shape s, Stream& stream) mutable {
+  r.device = [cuts, cut = std::shared_ptr<CutSums>()](const __half* weights, const __half* acts, float* out,
+                                                      Shape s, Stream& stream) mutable {
     if (Status ok = gemm_f16_mma_supported(s); !ok.ok()) return ok;
     const int sms = multiprocessor_count();
-    if (!cut) {
+    if (cuts && !cut) {
       cut = std::make_shared<CutSums>(gemm_f16_mma_tma_sums_bytes(sms), gemm_f16_mma_tma_flags(sms));
     }
     // Products that follow one another start early: none writes weights, which is all that one reads until then.
-    return launch_gemm_f16_mma_tma(weights, acts, out, s, {}, {cut->sums.data(), cut->flags.data()}, stream,
-                                   true);
+    const MmaWorkspace workspace = cut ? MmaWorkspace{cut->sums.data(), cut->flags.data()} : MmaWorkspace{};
+    return launch_gemm_f16_mma_tma(weights, acts, out, s, {}, workspace, stream, true);
   };
   return r;
 }
@@ -181,11 +181,12 @@ inline Rung wgmma() {
 template <class Format>
 Rung packed() {
   constexpr WeightType kType = Format::Block::kType;
-  Rung r = make(
-      std::string(info(kType).name) + "_f16_wgmma", "packed weights, TMA and wgmma",
-      std::string("kernels/gemm/gemm_tiles_wgmma.cuh#gemm_tiles_wgmma,kernels/gemm/gemm_tiles_formats.cuh"
-                  "#half_fragments,kernels/mmvq/mmvq_tiles_formats.cuh#tile_") +
-          info(kType).name);
+  Rung r =
+      make(std::string(info(kType).name) + "_f16_wgmma", "packed weights, TMA and wgmma",
+           std::string("kernels/gemm/gemm_tiles_wgmma.cuh#gemm_tiles_wgmma,kernels/gemm/gemm_tiles_few.cuh#"
+                       "gemm_tiles_few,kernels/gemm/gemm_tiles_formats.cuh#half_fragments,"
+                       "kernels/mmvq/mmvq_tiles_formats.cuh#tile_") +
+               info(kType).name);
   r.weight_type = kType;
   r.acts = ActivationFormat::f16_tiles;
   r.layout = &tiles::kLayout;
@@ -298,7 +299,8 @@ inline Chapter chapter_05() {
   add(product("gemm_f16_mma", "the tile that fits the shape", false));
   add(product("gemm_f16_mma_splitk", "k divided where tiles are few", true));
 
-  add(product_tma());
+  add(product_tma("gemm_f16_mma_tma_whole", "mma.sync, fed by Hopper's copy engine", false));
+  add(product_tma("gemm_f16_mma_tma", "tiles cut along k where they do not fill the GPU", true));
   add(wgmma());
 
 #if defined(LADDER_WITH_CUBLAS)

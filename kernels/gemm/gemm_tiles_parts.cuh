@@ -9,6 +9,7 @@
 #include "harness/device/device.hpp"
 #include "harness/experiment/rung.hpp"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/reduce.cuh"
 #include "kernels/gemm/epilogue.cuh"
 #include "kernels/mmvq/tiles.cuh"
 
@@ -84,6 +85,48 @@ inline Status gather_parts(WeightType type, std::span<const GemmTilesPart> matri
     parts.first[p + 1] += static_cast<int>(row_tiles(m.od));
   }
   return {};
+}
+
+/// silu(gate) * up of rows r and r + 8 of a sixteen, `token` and the next one, r = lane / 4 and token = 2 (lane % 4) on from
+/// the warp's first. All lanes of the warp call this.
+/// @param gate, up [2 row + token] @param od of both matrices @param nt tokens there are
+[[maybe_unused]] __device__ __forceinline__ void finish_gate(const float (&gate)[4], const float (&up)[4],
+                                                             const GemmTilesGate& to, int od, int sixteen,
+                                                             int token, int nt) {
+  const int g = static_cast<int>(threadIdx.x % 32 / 4), r = sixteen * kRows + g;
+  float scale[2] = {1.0f, 1.0f}, v[4];
+  if (to.row_scale != nullptr) {
+    if (token < nt) scale[0] = to.row_scale[token];
+    if (token + 1 < nt) scale[1] = to.row_scale[token + 1];
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float z = gate[j] * scale[j % 2];
+    v[j] = __fdividef(z, 1.0f + __expf(-z)) * (up[j] * scale[j % 2]);
+  }
+  if (to.out != nullptr) {
+    float* const out = to.out + static_cast<long long>(token) * od + r;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (token + j % 2 < nt && r + j / 2 * 8 < od) out[j % 2 * od + j / 2 * 8] = v[j];
+    }
+  }
+  if (to.halves != nullptr) {
+    // Lanes of rows g and g ^ 1 exchange a token each, so that both have two neighbouring rows of one.
+    const bool odd = g % 2 != 0;
+    const int mine_token = token + (odd ? 1 : 0);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float mine = odd ? v[2 * h + 1] : v[2 * h], give = odd ? v[2 * h] : v[2 * h + 1];
+      const float got = __shfl_xor_sync(kAllLanes, give, 4), s = to.halves_scale;
+      const __half2 pair = odd ? __floats2half2_rn(got * s, mine * s) : __floats2half2_rn(mine * s, got * s);
+      const int k = g / 2 * 2 + 8 * h, at = k / 4 * 2 + k / 2 % 2 * 8;  // rows k and k + 1 of the sixteen
+      if (mine_token < nt && sixteen * kRows < od) {
+        *reinterpret_cast<__half2*>(to.halves + static_cast<long long>(mine_token) * od + sixteen * kRows +
+                                    at) = pair;
+      }
+    }
+  }
 }
 
 }  // namespace tiles

@@ -31,6 +31,7 @@
 #include "kernels/device/tma.cuh"
 #include "kernels/device/wgmma.cuh"
 #include "kernels/gemm/epilogue.cuh"
+#include "kernels/gemm/gemm_tiles_few.cuh"
 #include "kernels/gemm/gemm_tiles_formats.cuh"
 #include "kernels/gemm/gemm_tiles_parts.cuh"
 #include "kernels/mmvq/mmvq_tiles_formats.cuh"
@@ -176,48 +177,6 @@ __device__ __forceinline__ void finish_rows(float (&v)[BN / 2], const GemmTilesP
       if (2 * i + j < left && rows[1]) to[j * od + 8] = v[i + 2 + j];
     }
     to += 8LL * od;
-  }
-}
-
-/// silu(gate) * up of rows r and r + 8 of a sixteen, `token` and the next one, r = lane / 4 and token = 2 (lane % 4) on from
-/// the warp's first. All lanes of the warp call this.
-/// @param gate, up [2 row + token] @param od of both matrices @param nt tokens there are
-[[maybe_unused]] __device__ __forceinline__ void finish_gate(const float (&gate)[4], const float (&up)[4],
-                                                             const GemmTilesGate& to, int od, int sixteen,
-                                                             int token, int nt) {
-  const int g = static_cast<int>(threadIdx.x % 32 / 4), r = sixteen * kRows + g;
-  float scale[2] = {1.0f, 1.0f}, v[4];
-  if (to.row_scale != nullptr) {
-    if (token < nt) scale[0] = to.row_scale[token];
-    if (token + 1 < nt) scale[1] = to.row_scale[token + 1];
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float z = gate[j] * scale[j % 2];
-    v[j] = __fdividef(z, 1.0f + __expf(-z)) * (up[j] * scale[j % 2]);
-  }
-  if (to.out != nullptr) {
-    float* const out = to.out + static_cast<long long>(token) * od + r;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (token + j % 2 < nt && r + j / 2 * 8 < od) out[j % 2 * od + j / 2 * 8] = v[j];
-    }
-  }
-  if (to.halves != nullptr) {
-    // Lanes of rows g and g ^ 1 exchange a token each, so that both have two neighbouring rows of one.
-    const bool odd = g % 2 != 0;
-    const int mine_token = token + (odd ? 1 : 0);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float mine = odd ? v[2 * h + 1] : v[2 * h], give = odd ? v[2 * h] : v[2 * h + 1];
-      const float got = __shfl_xor_sync(kAllLanes, give, 4), s = to.halves_scale;
-      const __half2 pair = odd ? __floats2half2_rn(got * s, mine * s) : __floats2half2_rn(mine * s, got * s);
-      const int k = g / 2 * 2 + 8 * h, at = k / 4 * 2 + k / 2 % 2 * 8;  // rows k and k + 1 of the sixteen
-      if (mine_token < nt && sixteen * kRows < od) {
-        *reinterpret_cast<__half2*>(to.halves + static_cast<long long>(mine_token) * od + sixteen * kRows +
-                                    at) = pair;
-      }
-    }
   }
 }
 
@@ -525,10 +484,8 @@ struct GemmTilesBlock {
   double step_us;  ///< what 32 of k take: measured on an H200 with Q4_K, other types are within a tenth of it
 };
 inline constexpr GemmTilesBlock kGemmTilesBlocks[] = {
-    {256, 16, 1, false, false, 0.195},
-    {128, 64, 1, true, true, 0.145},
-    {128, 128, 1, false, false, 0.205},
-    {128, 256, 2, true, true, 0.363},
+    {256, 16, 1, false, true, 0.195},   {256, 32, 1, false, true, 0.212}, {128, 64, 1, true, true, 0.145},
+    {128, 128, 1, false, false, 0.205}, {128, 256, 2, true, true, 0.363},
 };
 /// Types whose files have it in most matrices, and which get all blocks; the others get those that lose little anywhere.
 constexpr bool is_common(WeightType type) {
@@ -543,9 +500,12 @@ constexpr bool has_block(const GemmTilesBlock& b, WeightType type, bool gate) {
 template <WeightType TYPE, bool GATE, class F>
 Status with_gemm_block(int rows, int tokens, int cluster, F&& f) {
   const auto is = [&](int r, int t, int c) { return rows == r && tokens == t && cluster == c; };
-  if constexpr (is_common(TYPE) && !GATE) {
+  if constexpr (is_common(TYPE)) {
     if (is(256, 16, 1)) return f.template operator()<GemmTilesConfig<16, 4, 1>>();
-    if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1>>();
+    if (is(256, 32, 1)) return f.template operator()<GemmTilesConfig<32, 4, 1>>();
+    if constexpr (!GATE) {
+      if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1>>();
+    }
   }
   if (is(128, 64, 1)) return f.template operator()<GemmTilesConfig<64, 2, 1>>();
   if (is(128, 256, 2)) return f.template operator()<GemmTilesConfig<256, 2, 2>>();
@@ -573,6 +533,13 @@ constexpr GemmTilesPlan divide(int rows, int tokens, int cluster, long long rows
   p.whole = static_cast<int>(all < most ? 0 : (all / most - 1) * most);
   p.cut = static_cast<int>(all - p.whole);
   return p;
+}
+
+/// How gemm_tiles_few divides a product: a block for each of its output tiles.
+constexpr GemmTilesPlan few_plan(const GemmFewBlock& b, long long rows16, long long nt) {
+  const long long rows = b.sixteens * b.row_warps;
+  const int all = static_cast<int>((rows16 + rows - 1) / rows * ((nt + b.tokens - 1) / b.tokens));
+  return {b.rows(), b.tokens, 1, all, all, 0};
 }
 
 /// A launch with one configuration.
@@ -613,6 +580,14 @@ Status launch_gemm_tiles(GemmTilesArgs& args, const void* acts, int id, const Ge
     return Status::error(
         "gemm_tiles_wgmma: tiles that are cut need a workspace, at a multiple of 16 bytes, and flags");
   }
+  if constexpr (is_common(Format::Block::kType)) {
+    if (is_few(plan.rows, plan.tokens)) {
+      return with_few_block<SWIGLU>(plan.rows, plan.tokens, [&]<class Config>() -> Status {
+        return launch_gemm_few_config<Format, Config, SWIGLU>(args.parts, args.gate, acts, args.nt, id,
+                                                              stream, programmatic);
+      });
+    }
+  }
   return with_gemm_block<Format::Block::kType, SWIGLU>(
       plan.rows, plan.tokens, plan.cluster, [&]<class Config>() -> Status {
         return launch_gemm_tiles_config<Format, Config, SWIGLU>(args, acts, id, plan.blocks, stream,
@@ -646,8 +621,19 @@ constexpr double expected_us(const GemmTilesBlock& b, const GemmTilesPlan& p, do
   return kLaunch + (time > memory ? time : memory);
 }
 
+/// The same of gemm_tiles_few. @param steps tiles along a row, of `span` weights
+constexpr double expected_us(const GemmFewBlock& b, const GemmTilesPlan& p, double weight_bytes,
+                             long long steps, long long span, int sms) {
+  const double warp_steps = static_cast<double>((steps + b.k_warps - 1) / b.k_warps * span) / 128;
+  const int rounds = (p.blocks + sms - 1) / sms;
+  const double time = rounds * warp_steps * b.step_us + (rounds - 1) * 1.5, memory = weight_bytes / 4.2e6;
+  return 1.8 + (time > memory ? time : memory);
+}
+
 constexpr GemmTilesPlan best_plan(WeightType type, long long rows16, long long nt, long long id, bool gate,
                                   int sms) {
+  if (rows16 < 1 || nt < 1 || id < 1)
+    return {};  // no product; the launchers say what is wrong with the shape
   const long long span = info(type).block_elems == 256 ? 256 : 128, row_steps = (id + span - 1) / span;
   const double bytes = static_cast<double>(rows16 * kRows * id) * info(type).bytes_per_element();
   GemmTilesPlan best;
@@ -660,12 +646,19 @@ constexpr GemmTilesPlan best_plan(WeightType type, long long rows16, long long n
       if (best.blocks == 0 || us < least) best = p, least = us;
     }
   }
+  for (const GemmFewBlock& b : kGemmFewBlocks) {
+    if (!is_common(type) || nt > b.tokens || (gate && !b.gate)) continue;
+    const GemmTilesPlan p = few_plan(b, rows16, nt);
+    const double us = expected_us(b, p, bytes, row_steps, span, sms);
+    if (us < least) best = p, least = us;
+  }
   return best;
 }
 
 }  // namespace tiles
 
-/// How a product is divided on `sms` multiprocessors: the block and the division that should take the shortest.
+/// How a product is divided on `sms` multiprocessors: the block and the division that should take the shortest. Without
+/// blocks where there is nothing to multiply.
 /// @param s od is that of all matrices of the launch together, each up to a multiple of 16
 constexpr GemmTilesPlan gemm_tiles_plan(WeightType type, Shape s, int sms) {
   return tiles::best_plan(type, tiles::row_tiles(s.od), s.nt, s.id, false, sms);

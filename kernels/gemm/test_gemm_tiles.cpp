@@ -134,6 +134,29 @@ TEST_CASE("gemm_tiles_wgmma is right for every type, block and division") {
   }
 }
 
+TEST_CASE("gemm_tiles_few is right for every type that has it, with every block") {
+  Context ctx = testing::context_on(kDeviceExecutor);
+  for (const WeightType type : types()) {
+    if (!tiles::is_common(type)) continue;
+    CAPTURE(info(type).name);
+    // Fewer steps than warps along k, and more; tokens and rows about the edges of all blocks.
+    const std::vector<Shape> at = {{1, 1, 32}, {9, 40, 256}, {65, 33, 544}, {10, 131, 768}, {31, 113, 2304}};
+    for (const tiles::GemmFewBlock& b : tiles::kGemmFewBlocks) {
+      CAPTURE(b.rows());
+      CAPTURE(b.tokens);
+      const int checked = check_type(
+          type,
+          [&](const void* w, const void* x, float* out, Shape s, Stream& stream) {
+            const GemmTilesPart part = part_of(w, out, s);
+            return launch_gemm_tiles_wgmma(type, {&part, 1}, x, s.nt, s.id,
+                                           tiles::few_plan(b, tiles::row_tiles(s.od), s.nt), {}, stream);
+          },
+          at, ctx);
+      CHECK(checked == (info(type).block_elems == 32 ? 5 : 3));
+    }
+  }
+}
+
 TEST_CASE("a real layer's rows, divided as planned") {
   if (!has_wgmma()) {
     MESSAGE("no wgmma on this device");
@@ -217,6 +240,13 @@ TEST_CASE("several matrices, biases, residuals and scales in one launch") {
   require(launch_gemm_tiles_mma(type, parts, h.data(), nt, id, stream));
   stream.synchronize();
   check_parts(0);
+  for (const tiles::GemmFewBlock& block : tiles::kGemmFewBlocks) {
+    CAPTURE(block.rows());
+    const GemmTilesPlan plan = tiles::few_plan(block, gemm_tiles_rows(parts) / tiles::kRows, nt);
+    require(launch_gemm_tiles_wgmma(type, parts, h.data(), nt, id, plan, {}, stream));
+    stream.synchronize();
+    check_parts(1e-5);
+  }
   if (!has_wgmma()) return;
   Workspace workspace;
   for (const tiles::GemmTilesBlock& block : tiles::kGemmTilesBlocks) {
@@ -232,10 +262,6 @@ TEST_CASE("several matrices, biases, residuals and scales in one launch") {
 }
 
 TEST_CASE("a gate and what it lets through, as f32 and as the next product's activations") {
-  if (!has_wgmma()) {
-    MESSAGE("no wgmma on this device");
-    return;
-  }
   Stream stream;
   Workspace workspace;
   const WeightType type = WeightType::q4_k;
@@ -264,35 +290,42 @@ TEST_CASE("a gate and what it lets through, as f32 and as the next product's act
   const std::vector<float> gate = floats(gate_out), up = floats(up_out);
   GuardedBuffer<float> out(static_cast<std::size_t>(nt * od), "out");
   GuardedBuffer<std::uint16_t> halves(static_cast<std::size_t>(nt * od), "halves");
+  std::vector<GemmTilesPlan> plans;
+  for (const tiles::GemmFewBlock& b : tiles::kGemmFewBlocks) {
+    if (b.gate) plans.push_back(tiles::few_plan(b, 2 * tiles::row_tiles(od), nt));
+  }
   for (const tiles::GemmTilesBlock& b : tiles::kGemmTilesBlocks) {
-    if (!tiles::has_block(b, type, true)) continue;
+    if (!has_wgmma() || !tiles::has_block(b, type, true)) continue;
     for (const bool cut : {false, true}) {
-      CAPTURE(b.tokens);
-      CAPTURE(cut);
-      out.poison();
-      halves.poison();
-      GemmTilesGate g{weights[0].data(), weights[1].data(), out.data(),
-                      reinterpret_cast<__half*>(halves.data())};
-      g.halves_scale = 0.125f;
-      g.row_scale = scale.data();
-      const GemmTilesPlan plan = tiles::divide(b.rows, b.tokens, b.cluster, 2 * tiles::row_tiles(od), nt, 2,
-                                               multiprocessor_count(), cut);
-      require(launch_gemm_tiles_wgmma_swiglu(type, g, h.data(), s, plan, workspace.get(), stream));
-      stream.synchronize();
-      std::vector<float> got(out.size());
-      std::vector<std::uint16_t> got_halves(halves.size());
-      CHECK(out.download(got));
-      CHECK(halves.download(got_halves));
-      int wrong = 0, wrong_halves = 0;
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        const double z = gate[i], want = z / (1 + std::exp(-z)) * up[i];
-        if (!(std::fabs(got[i] - want) <= 2e-5 * (1 + std::fabs(z)) * (1 + std::fabs(up[i])))) ++wrong;
-        const std::size_t at = i / 16 * 16 + place_in_sixteen(i % 16);
-        if (got_halves[at] != float_to_half_bits(got[i] * 0.125f)) ++wrong_halves;
-      }
-      CHECK(wrong == 0);
-      CHECK(wrong_halves == 0);
+      plans.push_back(tiles::divide(b.rows, b.tokens, b.cluster, 2 * tiles::row_tiles(od), nt, 2,
+                                    multiprocessor_count(), cut));
     }
+  }
+  for (const GemmTilesPlan& plan : plans) {
+    CAPTURE(plan.rows);
+    CAPTURE(plan.tokens);
+    CAPTURE(plan.cut);
+    out.poison();
+    halves.poison();
+    GemmTilesGate g{weights[0].data(), weights[1].data(), out.data(),
+                    reinterpret_cast<__half*>(halves.data())};
+    g.halves_scale = 0.125f;
+    g.row_scale = scale.data();
+    require(launch_gemm_tiles_wgmma_swiglu(type, g, h.data(), s, plan, workspace.get(), stream));
+    stream.synchronize();
+    std::vector<float> got(out.size());
+    std::vector<std::uint16_t> got_halves(halves.size());
+    CHECK(out.download(got));
+    CHECK(halves.download(got_halves));
+    int wrong = 0, wrong_halves = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double z = gate[i], want = z / (1 + std::exp(-z)) * up[i];
+      if (!(std::fabs(got[i] - want) <= 2e-5 * (1 + std::fabs(z)) * (1 + std::fabs(up[i])))) ++wrong;
+      const std::size_t at = i / 16 * 16 + place_in_sixteen(i % 16);
+      if (got_halves[at] != float_to_half_bits(got[i] * 0.125f)) ++wrong_halves;
+    }
+    CHECK(wrong == 0);
+    CHECK(wrong_halves == 0);
   }
   CHECK(workspace.flags_are_clear());
 }
@@ -404,7 +437,7 @@ TEST_CASE("a plan covers all tiles, on no more blocks than there are multiproces
             const long long all = (rows + rows_all - 1) / rows_all * ((nt + p.tokens - 1) / p.tokens);
             CHECK(p.whole + p.cut == all);
             CHECK(p.blocks >= 1);
-            CHECK(p.blocks <= sms);
+            if (!tiles::is_few(p.rows, p.tokens)) CHECK(p.blocks <= sms);
             CHECK(p.partial_bytes() <= gemm_tiles_most_partial_bytes(sms));
             CHECK(p.blocks % p.cluster == 0);
             if (p.cut > 0) CHECK(p.whole % (p.blocks / p.cluster) == 0);
@@ -413,6 +446,13 @@ TEST_CASE("a plan covers all tiles, on no more blocks than there are multiproces
       }
     }
   }
+  // Few tokens of small matrices are not for groups of four warps.
+  const GemmTilesPlan few = gemm_tiles_plan(WeightType::q4_0, {16, 896, 896}, 132);
+  CHECK(tiles::is_few(few.rows, few.tokens));
+  CHECK(gemm_tiles_plan(WeightType::q4_0, {16, 18944, 3584}, 132).rows == 256);
+  // Nothing to multiply.
+  CHECK(gemm_tiles_plan(WeightType::q4_0, {16, 0, 896}, 132) == GemmTilesPlan{});
+  CHECK(gemm_tiles_gate_plan(WeightType::q4_0, {16, 0, 896}, 132) == GemmTilesPlan{});
   // All tiles of one round are whole; a round and a bit are cut to even shares.
   CHECK(tiles::divide(256, 64, 1, 16 * 66, 128, 28, 132, true) == GemmTilesPlan{256, 64, 1, 132, 132, 0});
   CHECK(tiles::divide(256, 64, 1, 16 * 74, 256, 28, 132, true) == GemmTilesPlan{256, 64, 1, 132, 132, 164});
@@ -444,11 +484,17 @@ TEST_CASE("shapes and operands that cannot be taken are refused with the reason"
     return launch_gemm_tiles_wgmma(WeightType::q4_0, {&part, 1}, x.data(), 1, 64, plan, workspace, stream)
         .message();
   };
-  CHECK(wgmma({96, 16, 1, 1, 1, 0}, {}) ==
-        "gemm_tiles_wgmma: no blocks of 96 rows and 16 tokens, 1 to a cluster, for q4_0");
+  CHECK(wgmma({80, 16, 1, 1, 1, 0}, {}) ==
+        "gemm_tiles_wgmma: no blocks of 80 rows and 16 tokens, 1 to a cluster, for q4_0");
   CHECK(wgmma({256, 16, 1, 2, 0, 1}, {}) ==
         "gemm_tiles_wgmma: tiles that are cut need a workspace, at a multiple of 16 bytes, and flags");
+  const GemmTilesPart none{w.data(), out.data(), 0};
+  CHECK(launch_gemm_tiles_wgmma(WeightType::q4_0, {&none, 1}, x.data(), 1, 64, {}, {}, stream).message() ==
+        "nt, od and id must all be at least 1");
   const GemmTilesGate gate{w.data(), w.data(), out.data(), reinterpret_cast<__half*>(x.data())};
+  CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 16, 64}, {16, 16, 1, 1, 1, 0},
+                                       {}, stream)
+            .message() == "gemm_tiles_few: no blocks of 16 rows and 16 tokens with a gate");
   CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 2, 64}, {256, 16, 1, 1, 1, 0},
                                        {}, stream)
             .message() ==
