@@ -207,7 +207,7 @@ Rung packed() {
     args.steps = static_cast<int>(tiles::steps<typename Format::Block>(s.id));
     return tiles::launch_gemm_tiles<Format, false>(args, acts, static_cast<int>(s.id),
                                                    gemm_tiles_plan(kType, s, sms),
-                                                   {cut->sums.data(), cut->flags.data()}, stream, false);
+                                                   {cut->sums.data(), cut->flags.data()}, stream, true);
   };
   return r;
 }
