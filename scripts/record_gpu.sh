@@ -56,7 +56,7 @@ done
 steps=(gemm_naive gemm_shared gemm_register gemm_f16_nt_b1 gemm_f16_nt gemm_f16_nt_af32 gemm_f16_nt_tm64 gemm_f16_nt_k64
   gemm_f16_nt_tm64_k64 gemm_f16_nt_s80 gemm_f16_nt_k64_s144 gemm_f16_nt_s80_b1 gemm_f16_nt_s80_xy gemm_f16_mma_w32_plain
   gemm_f16_mma_w32 gemm_f16_mma_w64 gemm_f16_mma_w64_s4)
-best=(gemm_f16_mma gemm_f16_mma_splitk gemm_f16_mma_tma gemm_f16_wgmma cublas_hgemm)
+best=(gemm_f16_mma gemm_f16_mma_splitk gemm_f16_mma_tma_whole gemm_f16_mma_tma gemm_f16_wgmma cublas_hgemm)
 packed=(q8_0 q4_0 q6_k q4_k)
 scripts/ladder record "${steps[@]}" "${options[@]}" --time-limit-ms 25 --layer 7b.attn_q,7b.ffn_down --nt 512
 scripts/ladder record gemm_f16_nt gemm_f16_nt_tm64 gemm_f16_nt_k64 gemm_f16_nt_tm64_k64 "${options[@]}" --time-limit-ms 25 \

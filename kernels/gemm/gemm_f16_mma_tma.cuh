@@ -8,7 +8,7 @@
 // NEEDS     sm_90a; id % 8 == 0, operands at multiples of 16 bytes (the launcher checks and says so); any nt, od
 // TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B; from L2 2*id*(od*ceil(nt/TN) + nt*ceil(od/TM)) B
 // WORK      2*nt*od*id flop
-// LOOK FOR  SASS: HMMA.16816.F32 and LDSM.16.M88.4 by turns, UTMALDG.2D, SYNCS instead of BAR; one LDL at most in the loop
+// LOOK FOR  SASS: HMMA.16816.F32 and LDSM.16.M88.4 by turns, UTMALDG.2D, SYNCS instead of BAR; no LDL or STL in the loop
 // EXPECT    nine tenths of what mma.sync does a clock on registers alone, from a few thousand tokens on, at a clock that the
 //           power for moving operands lowers
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=compute_90a,code=sm_90a chapters/05-tiled-gemm/tiled_gemm.cu -o
@@ -102,8 +102,10 @@ struct MmaWorkspace {
 /// nor the fours that go out meet in a bank.
 template <class T>
 struct MmaLines {
+  static constexpr bool USED =
+      T::WN * T::WM > 32 * 32;  // for a small tile, the way there and back takes longer
   static constexpr int PITCH = (T::WM + 23) / 32 * 32 + 8,
-                       BYTES = 8 * PITCH * 4;  ///< floats; bytes of a warp
+                       BYTES = USED ? 8 * PITCH * 4 : 0;  ///< floats; bytes of a warp
 };
 
 // ANCHOR: gemm_mma_tma_lines
@@ -235,8 +237,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
         if (k16 + 1 < K16) {
           warp.load((k16 + 1) % 2, stages + stage * T::STAGE_BYTES, k16 + 1);
         } else {
-          // The stage goes back once its last fragments are in registers.
-          mbarrier_arrive_after(&empty[stage], warp.word_of(k16 % 2));
+          std::uint64_t* const read = &empty[stage];
           if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
@@ -245,6 +246,8 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
             mbarrier_wait(&full[stage], parity);
             warp.load(0, stages + stage * T::STAGE_BYTES, 0);
           }
+          // Its last fragments are in registers: it may go back.
+          mbarrier_arrive_after(read, warp.word_of(k16 % 2));
         }
         warp.multiply(k16 % 2);
       }
@@ -281,7 +284,11 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
     }
     const MmaUnit unit = mma_unit<T>(tiles, piece.tile, shares.steps);
     warp.finish(unit, lane, epilogue, nt, od);
-    store_lines(warp, lines, unit, lane, out, nt, od);
+    if constexpr (MmaLines<T>::USED) {
+      store_lines(warp, lines, unit, lane, out, nt, od);
+    } else {
+      warp.store(unit, lane, out, nt, od);
+    }
   }
 #else
   (void)weights_map, (void)acts_map, (void)out, (void)epilogue, (void)nt, (void)od, (void)tiles, (void)shares,
@@ -366,7 +373,7 @@ struct MmaTmaCost {
   double step, tile, launch, cut;
 };
 inline constexpr MmaTmaCost kMmaTmaCosts[] = {
-    {1750, 9400, 0, 31000}, {1050, 3700, 1700, 17700}, {690, 1800, 3000, 11400}, {530, 1200, 2900, 5700}};
+    {1820, 8000, 0, 30000}, {1110, 3250, 1100, 17400}, {630, 1700, 2600, 11000}, {510, 700, 3200, 5300}};
 
 template <class T>
 void consider(MmaTmaPlan& best, double& least, int tile, const MmaTmaCost& cost, Shape s, int sms,
