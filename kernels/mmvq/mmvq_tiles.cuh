@@ -8,7 +8,8 @@
 // NEEDS     id % 32 == 0 (256 for types with blocks of 256), nt 1..8, sm_80: checked by the launcher
 // TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.25*NT*id B, out 4*nt*od B
 // WORK      2*nt*od*id int8_op, of which the tensor cores do 8/nt times as many
-// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, IMMA.16832.S8.S8 (IMMA.16816 for scales of 16); no LDG.128 in the loop
+// LOOK FOR  SASS: LDGSTS.E.BYPASS.128, LDSM.16.M88.4 and IMMA.16832.S8.S8 with one token, with eight no LDSM (and
+//           IMMA.16816 for scales of 16); no LDG.128 in the loop
 // EXPECT    the read roof, or a few percent less, for hundreds of megabytes; a launch costs more than 1 us beside them.
 //           With eight tokens the scaling of 16 results a lane is the limit for types of few bits
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
   __shared__ Partial<NT, W> partial;
   __shared__ float root;
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(kept(threadIdx.x % 32)), warp = static_cast<int>(threadIdx.x / 32);
   const int g = lane / 4, t = lane % 4;
 
   // 1. This block's sixteens of rows, a turn each; with SWIGLU two turns each, of the gate and of the other matrix. All
@@ -300,6 +301,7 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   //    for each other but once in TURNS turns. A row's sums are told apart by step modulo W, whichever warp has them: so
   //    their order does not depend on how many rows a block has.
   unsigned char* stage = ring;
+  int place = 0;
   int turn = 0, step = warp;  // of the warp's next tile
   while (step >= steps) step -= steps, ++turn;
   const LaneConstants<Format> constants(t);
@@ -317,7 +319,9 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       raw.template load<FromShared>(stage, lane);
       __syncwarp();  // all lanes have their shares
       load_next(stage + 16 * lane);
-      stage = stage + BYTES == ring + D * BYTES ? ring : stage + BYTES;
+      const bool last = ++place == D;  // of the ring
+      stage += last ? BYTES - D * BYTES : BYTES;
+      if (last) place = 0;
       multiply_tile<Format, NT>(raw, codes, scales + step * (PAIRS * NT * 16), step, t, constants, sums);
       step += W;
       if (step < steps) continue;
