@@ -3,7 +3,7 @@
 // COMPUTES  with p = *position: keys[p] = rotated k, values[p] = v, and for every head h, g = h / (heads/kv_heads),
 //           out[h] = sum over i <= p of softmax_i(rotated q[h] . keys[i][g] / sqrt(head_dim)) * values[i][g]
 // LAYOUT    q, k, v, out row-major f32; caches f16 or f32 [context][kv_heads][head_dim]; planes as tile_acts.cuh, nt = 1
-// MAP       grid(pieces * C, groups of up to 8 heads) block(256): cluster of C = 8 blocks (1 before sm_90) -> a piece of the
+// MAP       grid(pieces * C, groups of up to 8 heads) block(256; 128 in clusters): cluster of C = 8 blocks (1 before sm_90) -> a piece of the
 //           positions, its warps -> 16 of them at a time, in turn. Tensor cores multiply q (rows 0..7) and what rounding
 //           took from it (rows 8..15) with 8 keys, and 16 elements of values with the weights of 8 heads. Blocks send
 //           each other what they have of a head, so that each finishes one; the last cluster brings pieces together
@@ -69,7 +69,10 @@ struct AttentionDecodePlan {
 
 namespace attention_decode_detail {
 
-inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
+/// Warps of a block. In clusters four: with 128 registers a thread, such a block has room beside one of the product before
+/// it, and has its keys and values under way while that one ends.
+template <int C>
+inline constexpr int kWarps = C == 1 ? 8 : 4;
 inline constexpr int kTile = 16;     // positions that a warp takes at a time
 inline constexpr int kHeads = 8;     // of a group: columns of an mma instruction
 inline constexpr int kTogether = 8;  // pieces whose loads are under way at the same time
@@ -281,8 +284,8 @@ template <int HD, int C>
 struct Sums {
   static constexpr int kStride = HD + 4;     // floats
   static constexpr int kFinal = kHeads / C;  // heads that a block of the cluster finishes
-  __align__(16) float of_warp[kWarps][kHeads][kStride];
-  float highest[kWarps][kHeads], total[kWarps][kHeads];
+  __align__(16) float of_warp[kWarps<C>][kHeads][kStride];
+  float highest[kWarps<C>][kHeads], total[kWarps<C>][kHeads];
   __align__(16) float of_block[C][kFinal][HD];     // each written by its block of the cluster
   __align__(16) float4 of_block_stats[C][kFinal];  // highest, total
 };
@@ -304,7 +307,7 @@ __device__ __forceinline__ void add_scaled(float4& sum, float weight, float4 v) 
 
 /// @tparam C blocks of a cluster
 template <class KV, int HD, int C>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
     attention_decode(const float* q,                     // [heads][HD]
                      const float* k,                     // [kv_heads][HD]
                      const float* v,                     // [kv_heads][HD]
@@ -321,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ Queries<KV, HD> query;
   __shared__ Sums<HD, C> sums;
   __shared__ bool last;
-  constexpr int FINAL = Sums<HD, C>::kFinal;
+  constexpr int FINAL = Sums<HD, C>::kFinal, WARPS = kWarps<C>, THREADS = 32 * WARPS;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int split = static_cast<int>(blockIdx.x) / C,
             rank = static_cast<int>(blockIdx.x) % C;  // piece, block of it
@@ -345,6 +348,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int mine = rank + C * warp;                           // first tile of this warp, if below `tiles`
   const KV* const my_keys = keys + begin * stride + kv * HD;  // [end-begin] rows, stride apart
   const KV* const my_values = values + begin * stride + kv * HD;
+  constexpr int PAIRS = HD / 64;
+  float angle_c[PAIRS], angle_s[PAIRS];  // of the new token
+#pragma unroll
+  for (int i = 0; i < PAIRS; ++i) {
+    angle_c[i] = cosines[static_cast<long long>(newest) * half + PAIRS * lane + i];
+    angle_s[i] = sines[static_cast<long long>(newest) * half + PAIRS * lane + i];
+  }
   Tile<KV, HD> tile;
   if (mine < tiles) {  // on its way while the kernel before ends; the newest row is not there yet
     tile.load_keys(my_keys + kTile * mine * stride, begin + kTile * mine, newest, stride, lane);
@@ -359,11 +369,20 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   // 2. Queries, rotated: a warp has a head, a lane one or two pairs of it. Where the newest position is, a warp without a
   //    head, or else the first, has the new row of the caches.
-  constexpr int PAIRS = HD / 64;
-  const float* const angle_c = cosines + static_cast<long long>(newest) * half + PAIRS * lane;
-  const float* const angle_s = sines + static_cast<long long>(newest) * half + PAIRS * lane;
+  constexpr int PER = kHeads / WARPS;  // heads of a warp
+  float q_low[PER][PAIRS], q_high[PER][PAIRS];
+#pragma unroll
+  for (int n = 0; n < PER; ++n) {
+    const int head = warp + n * WARPS;
+    const float* const row = q + (head0 + head) * HD + PAIRS * lane;
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      q_low[n][i] = head < heads ? row[i] : 0.0f;
+      q_high[n][i] = head < heads ? row[i + half] : 0.0f;
+    }
+  }
   const bool has_newest = split == active - 1 && rank == (tiles - 1) % C;  // in its last tile
-  if (has_newest && warp == heads % kWarps) {
+  if (has_newest && warp == heads % WARPS) {
     const float* const new_k = k + kv * HD + PAIRS * lane;
     const float* const new_v = v + kv * HD + PAIRS * lane;
     KV* const key_row = keys + newest * stride + kv * HD + PAIRS * lane;
@@ -384,13 +403,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
   }
-  for (int head = warp; head < kHeads; head += kWarps) {
+#pragma unroll
+  for (int n = 0; n < PER; ++n) {
+    const int head = warp + n * WARPS;
     float low[PAIRS], high[PAIRS];
     unsigned largest = 0;
-    const float* const row = q + (head0 + head) * HD + PAIRS * lane;
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
-      const float a = head < heads ? row[i] : 0.0f, b = head < heads ? row[i + half] : 0.0f;
+      const float a = q_low[n][i], b = q_high[n][i];
       const float c = angle_c[i], d = angle_s[i];
       low[i] = a * c - b * d;
       high[i] = b * c + a * d;
@@ -417,14 +437,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   float sum[HD / 16][4] = {};               // of heads 2 * member, 2 * member + 1
   const float factor = query.factor[lane / 4];
   // ANCHOR: attention_decode
-  for (int n = mine; n < tiles; n += C * kWarps) {
+  for (int n = mine; n < tiles; n += C * WARPS) {
     const int first = begin + kTile * n;
     const KV* const tile_keys = my_keys + kTile * n * stride;
     const KV* const tile_values = my_values + kTile * n * stride;
     if (has_newest && n == tiles - 1) tile.put_newest(query, newest - first, lane);
     float score[4], highest = running;
     tile.multiply(query, tile_keys, first, end, stride, lane, score);
-    const int next = kTile * C * kWarps;
+    const int next = kTile * C * WARPS;
     tile.load_keys(tile_keys + next * stride, first + next, min(end, newest), stride, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -471,17 +491,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();  // all sums are written before any is read
   const int warps =
-      min(kWarps, (tiles - rank + C - 1) / C);  // with tiles; none if there are fewer tiles than blocks
-  for (int i = static_cast<int>(threadIdx.x); i < heads * HD / 4 && warps > 0; i += kThreads) {
+      min(WARPS, (tiles - rank + C - 1) / C);  // with tiles; none if there are fewer tiles than blocks
+  for (int i = static_cast<int>(threadIdx.x); i < heads * HD / 4 && warps > 0; i += THREADS) {
     const int head = i / (HD / 4), at = i % (HD / 4) * 4;
     float highest = -INFINITY, all = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < WARPS; ++w) {
       if (w < warps) highest = fmaxf(highest, sums.highest[w][head]);
     }
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < WARPS; ++w) {
       if (w >= warps) continue;
       const float weight = weight_of(sums.highest[w][head], highest);
       all += weight * sums.total[w][head];
@@ -500,7 +520,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   // 5. The blocks' sums, in the same way: a thread has four elements of a head.
   const int my_heads = min(FINAL, heads - rank * FINAL);  // perhaps none
   const int fours = my_heads * HD / 4;
-  constexpr int ROUNDS = (FINAL * HD / 4 + kThreads - 1) / kThreads;
+  constexpr int ROUNDS = (FINAL * HD / 4 + THREADS - 1) / THREADS;
   static_assert(ROUNDS == 1);
   const int i = static_cast<int>(threadIdx.x), head = i / (HD / 4),
             at = i % (HD / 4) * 4;  // of my_heads, of HD
@@ -624,7 +644,8 @@ inline AttentionDecodePlan attention_decode_plan(HeadShape s, int context, int s
   p.cluster = cluster;
   p.alone = d::kAlone[with];
   p.least = d::kLeast[with];
-  p.splits = std::max(1, std::min(sms / (p.groups * cluster), (context + p.least - 1) / p.least));
+  p.splits =
+      std::max(1, std::min((with + 1) * sms / (p.groups * cluster), (context + p.least - 1) / p.least));
   return p;
 }
 
@@ -681,8 +702,9 @@ Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, boo
                                              : d::attention_decode<KV, 128, 8>;
   return launch(options, kernel,
                 dim3(static_cast<unsigned>(plan.splits * plan.cluster), static_cast<unsigned>(plan.groups)),
-                dim3(d::kThreads), 0, stream, a.q, a.k, a.v, a.cosines, a.sines, a.keys, a.values, a.position,
-                a.out, a.planes, arrived, pieces, stats, a.shape, plan, scale, a.early);
+                dim3(plan.cluster == 1 ? 32 * d::kWarps<1> : 32 * d::kWarps<8>), 0, stream, a.q, a.k, a.v,
+                a.cosines, a.sines, a.keys, a.values, a.position, a.out, a.planes, arrived, pieces, stats,
+                a.shape, plan, scale, a.early);
 }
 template <class KV>
 Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic = false) {

@@ -90,4 +90,17 @@ __device__ __forceinline__ void store_at(std::uint32_t address, float4 v) {
 #endif
 }
 
+/// Writes a float at `address` and tells the mbarrier at `barrier`, of the same block, of its 4 bytes: who waits there sees
+/// it, and no fence is needed. mbarrier_init_fence() and a cluster_barrier_relaxed() must have been before.
+__device__ __forceinline__ void store_async_at(std::uint32_t address, float v, std::uint32_t barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+               "r"(__float_as_uint(v)), "r"(barrier)
+               : "memory");
+#else
+  (void)address, (void)v, (void)barrier;
+  needs_sm90("st.async");
+#endif
+}
+
 }  // namespace ladder

@@ -4,7 +4,8 @@
 //           one token also: activations that are still to be normalised, and results as int8 for the next product
 // LAYOUT    weights in tiles (tiles.cuh), acts int8 planes (tile_acts.cuh), out row-major f32 or planes
 // MAP       grid(one block a multiprocessor) block(32 W): block -> neighbouring sixteens of rows, one after the other;
-//           warp -> every Wth tile of the block's; lane 4g+t -> words t and t+4 of rows g and g+8
+//           warp -> every Wth tile of the block's; rows that are few and long and make planes: cluster of 2 or 4 blocks ->
+//           the same sixteens, each a part of their tiles; lane 4g+t -> words t and t+4 of rows g and g+8
 // NEEDS     id % 32 == 0 (256 for types with blocks of 256), nt 1..8, sm_80: checked by the launcher
 // TRAFFIC   weights od*id*bpe B (od up to a multiple of 16, id of 128 or 256), acts 1.25*NT*id B, out 4*nt*od B
 // WORK      2*nt*od*id int8_op, of which the tensor cores do 8/nt times as many
@@ -20,9 +21,12 @@
 #include <string>
 
 #include "harness/device/device.hpp"
+#include "kernels/device/cluster.cuh"
 #include "kernels/device/cp_async.cuh"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/mbarrier.cuh"
 #include "kernels/device/pdl.cuh"
+#include "kernels/device/shared_address.cuh"
 #include "kernels/mmvq/mmvq_tiles_formats.cuh"
 #include "kernels/mmvq/tile_acts.cuh"
 
@@ -80,6 +84,8 @@ struct Parts {
   float* squares;
   int unit;         ///< sixteens that stay together in a block: two where results go to planes
   int share, more;  ///< units of a block, and how many blocks have one more
+  int ranks;        ///< blocks of a cluster, which have the same rows and each a part of their steps
+  int early;        ///< tiles of a warp that are asked for before the kernel before has ended
 };
 
 __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
@@ -159,20 +165,26 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
 // ANCHOR_END: mmvq_tiles_finish
 
 /// Activations to shared memory, 16 bytes a vector, by all threads of a block.
-__device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigned char* global, int vectors) {
-  const int threads = static_cast<int>(blockDim.x);
+/// @param meanwhile called once, when the first loads are on their way
+template <class F>
+__device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigned char* global, int vectors,
+                                            F&& meanwhile) {
+  const int threads = static_cast<int>(blockDim.x), me = static_cast<int>(threadIdx.x);
+  int i0 = me;
 #pragma unroll 1
-  for (int i0 = static_cast<int>(threadIdx.x); i0 < vectors; i0 += 4 * threads) {
+  do {
     uint4 v[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (i0 + k * threads < vectors) v[k] = reinterpret_cast<const uint4*>(global)[i0 + k * threads];
     }
+    if (i0 == me) meanwhile();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (i0 + k * threads < vectors) reinterpret_cast<uint4*>(shared)[i0 + k * threads] = v[k];
     }
-  }
+    i0 += 4 * threads;
+  } while (i0 < vectors);
 }
 
 /// Tiles of a warp under way. Eight tokens are more arithmetic a tile, and more activations, which come behind the ring.
@@ -182,10 +194,18 @@ __host__ __device__ constexpr int in_flight() {
 }
 
 /// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
-/// take more of them.
-template <class Format, int NT, int W>
+/// take more of them; a block of a cluster is to begin beside the block of the kernel before.
+template <class Format, int NT, int W, bool RANKS>
 __host__ __device__ constexpr int blocks_per_sm() {
+  if (RANKS && W == 16 && Format::Block::kElems == 32) return 2;
   return (NT > 1 ? 16 : Format::kWarpsPerSm) / W;
+}
+
+/// Threads that a multiprocessor's registers must do for: with one token those of a block, and of a block of attention
+/// (attention_decode.cuh), which has its keys and values under way beside the product before it.
+template <int NT, int W, bool RANKS>
+__host__ __device__ constexpr int most_threads() {
+  return 32 * W + (NT == 1 && !RANKS ? 128 : 0);
 }
 
 /// The addresses of a warp's tiles. Of the tiles of a block, row of tiles after row of tiles, warp w takes every Wth from
@@ -197,19 +217,23 @@ struct Loader {
   int left;                    // tiles that this warp still asks for
   int ahead;                   // tiles from the next one to the end of those that lie side by side
   int part;                    // the matrix that has it
+  int others;                  // tiles of a row that other blocks have
 
-  /// @param first the block's first sixteen
-  __device__ __forceinline__ void begin(const Parts& parts, int first, int steps, int tiles) {
+  /// @param first the block's first sixteen @param steps of a row @param from_step the first of the block's
+  /// @param own the block's steps of a row, all if it has several matrices
+  __device__ __forceinline__ void begin(const Parts& parts, int first, int steps, int from_step, int own,
+                                        int tiles) {
     part = SWIGLU ? 0 : part_of(parts, first);
-    const long long at =
-        static_cast<long long>(first - parts.first[part]) * steps * BYTES + threadIdx.x % 32 * 16;
+    const long long at = (static_cast<long long>(first - parts.first[part]) * steps + from_step) * BYTES +
+                         threadIdx.x % 32 * 16;
     from = static_cast<const unsigned char*>(parts.part[part].tiles) + at;
     other = SWIGLU ? static_cast<const unsigned char*>(parts.part[1].tiles) + at : nullptr;
     left = tiles;
-    ahead = SWIGLU ? parts.unit * steps : (parts.first[part + 1] - first) * steps;
+    others = steps - own;
+    ahead = SWIGLU ? parts.unit * steps : others > 0 ? own : (parts.first[part + 1] - first) * steps;
   }
 
-  /// n tiles further on.
+  /// n tiles further on. @param steps of a row, the block's
   __device__ __forceinline__ void advance(const Parts& parts, int n, int steps) {
     from += n * BYTES;
     ahead -= n;
@@ -220,6 +244,9 @@ struct Loader {
         from = other - ahead * BYTES;
         other = end;
         ahead += parts.unit * steps;
+      } else if (others > 0) {
+        from += others * BYTES;
+        ahead += steps;
       } else {
         ++part;
         from =
@@ -230,14 +257,33 @@ struct Loader {
   }
 };
 
+/// A block of a cluster brings what its warps have summed up to block 0, where it is as a warp's of finish().
+/// @param sums of each output: the block's steps of a row, W at most
+/// @param partial of `turns` turns; `of_ranks` and `arrived` of block 0, at the same place in every block
+template <int W>
+__device__ __forceinline__ void bring_to_first(int turns, int sums, int rank,
+                                               const typename Partial<1, W>::Turns& partial,
+                                               typename Partial<1, W>::Turns& of_ranks,
+                                               std::uint64_t* arrived) {
+  const int n = static_cast<int>(threadIdx.x) / kRows, i = static_cast<int>(threadIdx.x) % kRows;
+  if (n < turns) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int w = 0; w < sums; ++w) sum += partial[n][w][i];
+    store_async_at(shared_address_in(0, &of_ranks[n][rank][i]), sum, shared_address_in(0, arrived));
+  }
+  if (rank == 0) mbarrier_wait(arrived, 0);
+}
+
 // ANCHOR: mmvq_tiles
 /// @tparam NT tokens of the activations' group: 1 or 8
 /// @tparam W warps of a block
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
 /// @tparam STAGED the activations are copied to shared memory; too many, they are read where they are
-template <class Format, int NT, int W, bool SWIGLU, bool STAGED>
-__global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
-    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int steps) {
+/// @tparam RANKS blocks of a cluster have the same rows, each a part of their steps
+template <class Format, int NT, int W, bool SWIGLU, bool STAGED, bool RANKS = false>
+__global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Format, NT, W, RANKS>())
+    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int all_steps) {
   constexpr int D = in_flight<Format, NT>(), COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
@@ -247,18 +293,23 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
   const int g = lane / 4, t = lane % 4;
 
   // 1. This block's sixteens of rows, a turn each; with SWIGLU two turns each, of the gate and of the other matrix. All
-  //    blocks have as many, or one unit less.
+  //    blocks have as many, or one unit less. Where there are far fewer rows than multiprocessors, the blocks of a cluster
+  //    have the same ones, and each a part of their steps.
   allow_next_kernel();
-  const int block = static_cast<int>(blockIdx.x);
+  static_assert(!RANKS || (NT == 1 && !SWIGLU));
+  const int ranks = RANKS ? parts.ranks : 1, rank = static_cast<int>(blockIdx.x) % ranks;
+  const int block = static_cast<int>(blockIdx.x) / ranks;
+  const int from_step = all_steps * rank / ranks, steps = all_steps * (rank + 1) / ranks - from_step;
   const int first = (block * parts.share + min(block, parts.more)) * parts.unit;
   const int turns = (parts.share + (block < parts.more ? 1 : 0)) * parts.unit * (SWIGLU ? 2 : 1);
 
-  // 2. D tiles on their way before anything else, into a ring of the warp's own in shared memory. Registers would do, but
+  // 2. Tiles on their way before anything else, into a ring of the warp's own in shared memory. Registers would do, but
   //    a warp can tell only a few of its loads apart (six scoreboards): waiting for the oldest, it would wait for more.
   //    Weights do not depend on the kernel before this one; activations do.
   unsigned char* const ring = dynamic_shared<unsigned char>() + warp * (D * BYTES);  // [D][BYTES]
   Loader<BYTES, SWIGLU> loader;
-  loader.begin(parts, first, steps, turns * steps > warp ? (turns * steps - warp + W - 1) / W : 0);
+  loader.begin(parts, first, all_steps, from_step, steps,
+               turns * steps > warp ? (turns * steps - warp + W - 1) / W : 0);
   loader.advance(parts, warp, steps);
   const bool has_tail = 16 * lane < BYTES % 512;
   const auto load_next = [&](unsigned char* to) {
@@ -270,8 +321,21 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     }
     cp_async_commit_group();  // empty at the end, so that groups count tiles
   };
+  const auto load_some = [&](int from, int to) {
 #pragma unroll 1
-  for (int d = 0; d < D; ++d) load_next(ring + d * BYTES + 16 * lane);
+    for (int d = from; d < to; ++d) load_next(ring + d * BYTES + 16 * lane);
+  };
+  load_some(0, parts.early);
+
+  __shared__ std::uint64_t arrived;  // block 0: the sums of all blocks of the cluster
+  if constexpr (RANKS) {
+    if (threadIdx.x == 0) {
+      mbarrier_init(&arrived, 1);
+      mbarrier_init_fence();
+      mbarrier_arrive_expect_bytes(&arrived, static_cast<unsigned>(ranks * turns * kRows) * 4u);
+    }
+    cluster_barrier_relaxed();  // all blocks have begun, and block 0 waits for so many bytes
+  }
 
   Codes<NT> codes;
   unsigned char* const planes = dynamic_shared<unsigned char>() + W * D * BYTES;  // if they are staged
@@ -281,13 +345,16 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
     codes.template begin<Format::kHalves>(planes, planes + all, PAIRS * 64, lane);
   }
 
-  // 3. Activations: one wait for all of them.
+  // 3. Activations: one wait for all of them. They come before the weights that have not been asked for yet: behind a whole
+  //    ring of them they would be there when it is.
   wait_for_previous_kernel();
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
   if constexpr (STAGED) {
-    copy_planes(planes, acts, all / 16);
+    copy_planes(planes, acts, all / 16, [&] { load_some(parts.early, D); });
     __syncthreads();  // all activations are there
     acts = planes;
+  } else {
+    load_some(parts.early, D);
   }
   if (NT == 1 && warp == W - 1) {  // which has no more to do than others, and often less
     const float factor = x.squares != nullptr ? tile_acts::root_of(x.squares, id, x.epsilon) : 1.0f;
@@ -322,7 +389,8 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       const bool last = ++place == D;  // of the ring
       stage += last ? BYTES - D * BYTES : BYTES;
       if (last) place = 0;
-      multiply_tile<Format, NT>(raw, codes, scales + step * (PAIRS * NT * 16), step, t, constants, sums);
+      multiply_tile<Format, NT>(raw, codes, scales + (from_step + step) * (PAIRS * NT * 16), from_step + step,
+                                t, constants, sums);
       step += W;
       if (step < steps) continue;
       // The warp's last tile of the turn.
@@ -340,13 +408,18 @@ __global__ void __launch_bounds__(32 * W, blocks_per_sm<Format, NT, W>())
       sum_at = step;
     }
     __syncthreads();  // all warps' sums are there; and those before them, which are next overwritten, are read
-    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt, min(steps, W), root,
-                          early, partial.v[side]);
+    if constexpr (RANKS) {  // and all turns are these
+      bring_to_first<W>(turns, min(steps, W), rank, partial.v[0], partial.v[1], &arrived);
+      if (rank > 0) return;
+      side = 1;
+    }
+    finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt,
+                          RANKS ? ranks : min(steps, W), root, early, partial.v[side]);
     begun = until;
     side ^= 1;
   } while (begun < turns);
   if constexpr (NT == 1) {
-    if (parts.planes != nullptr && blockIdx.x + 1 == gridDim.x)
+    if (parts.planes != nullptr && blockIdx.x + static_cast<unsigned>(ranks) == gridDim.x)
       tile_acts::store_padding(parts.planes, parts.part[0].od);
   }
 }
@@ -360,13 +433,15 @@ constexpr std::size_t ring_bytes() {
 /// Shared memory beside rings and activations: sums, what they are multiplied with.
 template <int NT, int W>
 constexpr std::size_t fixed_bytes() {
-  return sizeof(Partial<NT, W>) + sizeof(float);
+  return sizeof(Partial<NT, W>) + sizeof(float) + 2 * sizeof(std::uint64_t);
 }
 /// Bytes of staged activations.
 template <int NT>
 constexpr std::size_t staged_bytes(long long id) {
   return tile_acts::group_bytes(NT, id) + (NT == 1 ? Columns::kZeros : 0);
 }
+
+inline constexpr int kMostRanks = 4;  ///< blocks that have the same rows
 
 inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more would not fit
 
@@ -401,6 +476,28 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
   options.programmatic = programmatic;
   const std::size_t limit = shared_memory_limit();
   const bool staged = stages<Format, NT, W>(id, limit);
+  const int blocks = std::min(units, most);
+  parts.share = units / blocks;
+  parts.more = units % blocks;
+  const int turns = (parts.share + (parts.more > 0 ? 1 : 0)) * parts.unit * (SWIGLU ? 2 : 1);
+  parts.ranks = 1;
+  if (NT == 1 && !SWIGLU &&
+      parts.planes != nullptr) {  // rows that make planes have an order of their own anyway
+    const int most_ranks = std::min(kMostRanks, most_cluster_blocks());
+    while (2 * parts.ranks <= most_ranks && 2 * parts.ranks * units <= most &&
+           parts.unit * row_steps >= 2 * parts.ranks * W) {
+      parts.ranks *= 2;
+    }
+  }
+  options.cluster_blocks = static_cast<unsigned>(parts.ranks);
+
+  // A block with few tiles asks for a whole ring of them while the kernel before ends. One with many begins, as a rule, when
+  // another block has left its multiprocessor, and what counts is when its first product begins. Rings are no smaller where
+  // there are few tiles: two blocks would have room on a multiprocessor, and would be put there while others have none.
+  constexpr int D = in_flight<Format, NT>(), kManyRings = 4;
+  const long long tiles_of_warp =
+      (static_cast<long long>(turns) * ((row_steps + parts.ranks - 1) / parts.ranks) + W - 1) / W;
+  parts.early = tiles_of_warp >= kManyRings * D ? 1 : D;
   const std::size_t shared = ring_bytes<Format, W>() + (staged ? staged_bytes<NT>(id) : 0);
   if (shared + fixed_bytes<NT, W>() > limit) {
     return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
@@ -408,14 +505,17 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
                          std::to_string(shared + fixed_bytes<NT, W>()) +
                          " bytes of shared memory; a block of this device has " + std::to_string(limit));
   }
-  const int blocks = std::min(units, most);
-  parts.share = units / blocks;
-  parts.more = units % blocks;
-  const dim3 grid(static_cast<unsigned>(blocks)), block(32 * W);
+  const dim3 grid(static_cast<unsigned>(blocks * parts.ranks)), block(32 * W);
   if constexpr (NT > 1) {
     if (!staged) {
       return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, false>, grid, block, shared, stream, parts,
                     acts, nt, id, row_steps);
+    }
+  }
+  if constexpr (NT == 1 && !SWIGLU) {
+    if (parts.ranks > 1) {
+      return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, true, true>, grid, block, shared, stream,
+                    parts, acts, nt, id, row_steps);
     }
   }
   return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, true>, grid, block, shared, stream, parts, acts,
@@ -504,7 +604,8 @@ Status launch_swiglu_format(const void* gate, const void* up, const MmvqActs& ac
 }  // namespace tiles
 
 /// out[nt][od] = acts[nt][id] . weights[od][id]^T for one to three matrices of a type, with bias and residual as the
-/// parts say. A token's result is the same bits for every nt and whatever other parts there are. Does not synchronise.
+/// parts say. A token's result is the same bits for every nt and whatever other parts there are, but for rows
+/// that also go to planes, whose sums may be added up in another order. Does not synchronise.
 /// @param also of one matrix and one token, od % 32 == 0: the row for the next product, beside `out`
 inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matrices, const MmvqActs& acts,
                                 int nt, int id, Stream& stream, bool programmatic = false,

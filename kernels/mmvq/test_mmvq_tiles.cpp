@@ -337,6 +337,7 @@ struct Unnormalised {
 TEST_CASE("a product leaves the row of the next one, whose normalisation is still to come") {
   Stream stream;
   const float epsilon = 1e-5f;
+  constexpr int kLongRow = 2048;
   const auto check = [&](WeightType type, int od, int id, int next_od) {
     CAPTURE(info(type).name);
     CAPTURE(od);
@@ -370,7 +371,19 @@ TEST_CASE("a product leaves the row of the next one, whose normalisation is stil
     stream.synchronize();
     const std::vector<float> got = downloaded(row), sums = downloaded(squares);
     const std::vector<unsigned char> codes = downloaded(planes);
-    CHECK(same_bytes(got, downloaded(plain)));
+    // Few and long rows are shared by the blocks of a cluster, which add up a row in another order, always the same.
+    const std::vector<float> alone = downloaded(plain);
+    double difference = 0, most = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      difference = std::max(difference, std::fabs(static_cast<double>(got[i]) - alone[i]));
+      most = std::max(most, std::fabs(static_cast<double>(alone[i])));
+    }
+    CHECK(difference <= (id < kLongRow ? 0 : 1e-5 * most));
+    require(launch_mmvq_tiles(type, {&b, 1}, {acts.data()}, 1, id, stream, true,
+                              {planes.data(), norm.data(), squares.data()}));
+    stream.synchronize();
+    CHECK(same_bytes(got, downloaded(row)));
+    CHECK(same_bytes(codes, downloaded(planes)));
     CHECK(same_bytes(codes, downloaded(planes2)));
     CHECK(same_bytes(sums, downloaded(squares2)));
 
@@ -418,6 +431,11 @@ TEST_CASE("a product leaves the row of the next one, whose normalisation is stil
   check(WeightType::q4_0, 96, 32, 1);
   check(WeightType::q8_0, 896, 96, 35);
   check(WeightType::q4_k, 2304, 256, 33);
+  check(WeightType::q4_0, 96, 4864, 3);  // two blocks or four have a row, where there are clusters
+  check(WeightType::q8_0, 32, 2080, 3);
+  check(WeightType::q5_0, 64, 4896, 3);
+  check(WeightType::q6_k, 256, 6400, 3);
+  check(WeightType::q4_k, 256, 4352, 3);
   check(WeightType::q5_0, 4896, 32, 5);  // two pairs of sixteens for some blocks, and padding behind the row
 }
 
