@@ -626,7 +626,7 @@ constexpr double expected_us(const GemmFewBlock& b, const GemmTilesPlan& p, doub
                              long long steps, long long span, int sms) {
   const double warp_steps = static_cast<double>((steps + b.k_warps - 1) / b.k_warps * span) / 128;
   const int rounds = (p.blocks + sms - 1) / sms;
-  const double time = rounds * warp_steps * b.step_us + (rounds - 1) * 1.5, memory = weight_bytes / 4.2e6;
+  const double time = rounds * warp_steps * b.step_us + (rounds - 1) * 2.5, memory = weight_bytes / 4.2e6;
   return 1.8 + (time > memory ? time : memory);
 }
 
