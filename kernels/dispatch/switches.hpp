@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,12 +54,13 @@ inline constexpr std::array<ConditionInfo, 8> kConditions = {{
 /// What the environment asks for.
 struct Switches {
   Conditions conditions = 0;
-  bool small_m_gemm = false;   ///< prefill kernels from two token rows on
-  int gemm_tm = 0;             ///< 64 or 128 outputs of a block of gemm_f16_mma; 0: not asked for
-  bool gemm_k64 = false;       ///< steps of 64 along k in gemm_f16_mma
-  bool no_cuda_graph = false;  ///< every launch of a token on its own
-  std::string trace;           ///< file for a trace; empty: none
-  std::string gates;           ///< "seed", "default" or a file; empty: the device's own table
+  bool small_m_gemm = false;         ///< prefill kernels from two token rows on
+  int gemm_tm = 0;                   ///< 64 or 128 outputs of a block of gemm_f16_mma; 0: not asked for
+  bool gemm_k64 = false;             ///< steps of 64 along k in gemm_f16_mma
+  bool no_cuda_graph = false;        ///< every launch of a token on its own
+  std::optional<bool> token_kernel;  ///< whole tokens in one launch; unset: where that is known to be faster
+  std::string trace;                 ///< file for a trace; empty: none
+  std::string gates;                 ///< "seed", "default" or a file; empty: the device's own table
   bool operator==(const Switches&) const = default;
 };
 
@@ -68,7 +70,7 @@ struct SwitchInfo {
   const char* values;  ///< "0|1", or a word for anything: FILE
   const char* text;
 };
-inline constexpr std::array<SwitchInfo, 12> kSwitches = {{
+inline constexpr std::array<SwitchInfo, 13> kSwitches = {{
     {"LADDER_MMQ", "0|1", "prompts: 0 multiplies f16 copies of the weights, 1 int8 whatever the gates say"},
     {"LADDER_NO_PREFILL_GEMM", "0|1", "1: prompts go eight rows at a time through the kernels of decoding"},
     {"LADDER_SMALL_M_GEMM", "0|1", "1: the kernels of prompts from two rows on"},
@@ -79,6 +81,8 @@ inline constexpr std::array<SwitchInfo, 12> kSwitches = {{
     {"LADDER_GEMM_TM", "64|128", "f16 prompts through gemm_f16_mma, with so many outputs a block"},
     {"LADDER_GEMM_K64", "0|1", "1: f16 prompts through gemm_f16_mma, by 64 along k instead of 32"},
     {"LADDER_NO_CUDA_GRAPH", "0|1", "1: a decoded token is launched kernel by kernel"},
+    {"LADDER_TOKEN_KERNEL", "0|1",
+     "1: whole tokens in one launch for every model that it takes, 0: for none"},
     {"LADDER_TRACE", "FILE", "writes a Chrome trace of every kernel of a multiplication"},
     {"LADDER_GATES", "FILE", "a table of gates instead of the device's; also: seed, default"},
 }};
@@ -118,6 +122,8 @@ inline Status read_switches(const std::function<const char*(const char*)>& get, 
   s.gemm_k64 = on("LADDER_GEMM_K64");
   if (s.gemm_tm != 0 || s.gemm_k64) s.conditions |= kGemmTile;
   s.no_cuda_graph = on("LADDER_NO_CUDA_GRAPH");
+  const std::string_view whole = one_of("LADDER_TOKEN_KERNEL", {"0", "1"});
+  if (!whole.empty()) s.token_kernel = whole == "1";
   s.trace = value("LADDER_TRACE");
   s.gates = value("LADDER_GATES");
   if (!wrong.empty()) return Status::error(wrong);

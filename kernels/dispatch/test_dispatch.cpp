@@ -424,7 +424,9 @@ TEST_CASE("switches") {
     environment = {{info.name, ""}};
     REQUIRE(read_switches(get, &s).ok());
     CHECK(s == Switches{});
-    if (values == "0|1" && std::string(info.name) != "LADDER_MMQ") {
+    const bool three_ways =
+        std::string(info.name) == "LADDER_MMQ" || std::string(info.name) == "LADDER_TOKEN_KERNEL";
+    if (values == "0|1" && !three_ways) {
       environment = {{info.name, "0"}};
       REQUIRE(read_switches(get, &s).ok());
       CHECK(s == Switches{});
@@ -441,6 +443,9 @@ TEST_CASE("switches") {
   environment = {{"LADDER_MMQ", "0"}};
   REQUIRE(read_switches(get, &s).ok());
   CHECK(s.conditions == kMmqOff);
+  environment = {{"LADDER_TOKEN_KERNEL", "0"}};
+  REQUIRE(read_switches(get, &s).ok());
+  CHECK(s.token_kernel == false);
   environment = {
       {"LADDER_MMQ", "1"}, {"LADDER_NO_KQ_MMVQ", "1"}, {"LADDER_GEMM_TM", "128"}, {"LADDER_TRACE", "t"}};
   REQUIRE(read_switches(get, &s).ok());
