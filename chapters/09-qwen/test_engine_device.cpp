@@ -738,6 +738,42 @@ TEST_CASE("tokens drawn on the device are those that the logits give, whatever i
   check(*TinyModel(WeightType::f16, true, 1), options);
   options.switches.no_cuda_graph = true;
   check(*TinyModel(WeightType::q4_k, true, 1), options);
+  options.switches.token_kernel = true;
+  check(*TinyModel(WeightType::q8_0, true, 2), options);
+}
+
+TEST_CASE(
+    "whole tokens in one launch, by switch: as near to float64 as launches of parts, and refused where it "
+    "cannot be") {
+  const auto head_q8_0 = [](const std::string& name) {
+    return name == "token_embd.weight" ? WeightType::q8_0 : WeightType::q4_0;
+  };
+  const std::vector<std::int32_t> tokens = text(12);
+  const TinyModel models[] = {{head_q8_0, true, 2}, TinyModel(WeightType::q8_0)};
+  for (const TinyModel& model : models) {
+    EngineOptions options = options_of(false);
+    const auto singly = [&](bool whole) {
+      options.switches.token_kernel = whole;
+      const std::unique_ptr<Engine> engine = make_device_engine(*model, options);
+      CHECK((engine->info().kernels.find("token_kernel") != std::string::npos) == whole);
+      std::vector<float> all = evaluated(*engine, {tokens.begin(), tokens.begin() + 5});  // among others
+      for (std::size_t i = 5; i < tokens.size(); ++i) {
+        const std::vector<float> one = evaluated(*engine, {tokens[i]});
+        all.insert(all.end(), one.begin(), one.end());
+      }
+      return all;
+    };
+    const std::vector<float> whole = singly(true), parts = singly(false);
+    CHECK(relative_error(whole, Reference64(*model, true).logits(tokens)) <= kInt8Error);
+    CHECK(relative_error(whole, {parts.begin(), parts.end()}) <= 2 * kInt8Tolerance);
+    CHECK(!same_bits(whole, parts));
+  }
+  EngineOptions asked = options_of(false);
+  asked.switches.token_kernel = true;
+  CHECK_THROWS_WITH(
+      (void)make_device_engine(*TinyModel(WeightType::f16), asked),
+      "token_kernel: all matrices of layers must be of one type and decoded as tiles, and the embedding of "
+      "the head's type");
 }
 
 TEST_CASE("a trace has every launch of a multiplication, with its shape") {
