@@ -6,6 +6,7 @@
 // BUILD  nvcc -std=c++20 -O3 -I. -gencode=arch=... -c chapters/09-qwen/engine_device.cu, linked with the other
 //        sources of this folder, of which nvcc compiles matmul_*.cu too
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <functional>
@@ -23,7 +24,6 @@
 #include "chapters/09-qwen/bench.hpp"
 #include "chapters/09-qwen/device_matmul.cuh"
 #include "chapters/09-qwen/engine.hpp"
-#include "chapters/09-qwen/engine_token.hpp"
 #include "chapters/09-qwen/launches.cuh"
 #include "harness/device/device.hpp"
 #include "harness/experiment/fill.hpp"
@@ -130,9 +130,10 @@ class DeviceEngine final : public Engine {
     logits_ = floats(logits_rows(), hp.vocabulary, "logits");
     row_ = HostBuffer<float>(static_cast<std::size_t>(hp.vocabulary));
     if (one_launch_attends()) {
+      attention_ =
+          attention_decode_plan(heads_, options_.context, multiprocessor_count(), most_cluster_blocks());
       workspace_ =
-          Buffer<unsigned char>(attention_decode_workspace(heads_, options_.context, multiprocessor_count()),
-                                "pieces of attention");
+          Buffer<unsigned char>(attention_decode_workspace(heads_, attention_), "pieces of attention");
       workspace_.fill_bytes(0);
     }
     keys_ = Buffer<KV>(product(hp.block_count, context * heads_.kv_length()), "key cache");
@@ -141,14 +142,6 @@ class DeviceEngine final : public Engine {
     info_.executor = to_string(kDeviceExecutor);
     info_.device = device_info().name;
     info_.kernels = kernels_of(model_, matmul_, options_.batch);
-    if constexpr (std::is_same_v<KV, __half>) {
-      whole_ = WholeToken::chosen(model_, matmul_, options_,
-                                  {cosines_.data(), sines_.data(), keys_.data(), values_.data()});
-    }
-    if (whole_) {
-      info_.kernels += "; whole tokens: token_kernel, 1 launch a token";
-      info_.kernels_per_token = 1;
-    }
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
@@ -162,16 +155,9 @@ class DeviceEngine final : public Engine {
     const auto n = static_cast<int>(tokens.size());
     for (int done = 0; done < n; done += options_.batch) {
       const int rows = std::min(options_.batch, n - done);
-      if (rows == 1 && whole_ && whole_->takes(position_ + done, 1)) {
-        const bool read = !logits.empty() && (every_row || done + 1 == n);
-        whole_->queue(launches_, tokens[static_cast<std::size_t>(done)], position_ + done, 1,
-                      read ? row_.data() : nullptr, nullptr, stream_);
-        finish();
-        if (read) copy_row(every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
-        continue;
-      }
       set_step(tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(rows)),
                position_ + done);
+      deep_ = is_deep(position_ + done);
       const bool last = done + rows == n, wanted = !logits.empty() && (every_row || last);
       if (wanted && rows == 1) {
         decode(every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
@@ -196,7 +182,6 @@ class DeviceEngine final : public Engine {
       argmax_state_.fill_bytes(0);
       bias_ = Buffer<float>(static_cast<std::size_t>(model_.hp.vocabulary), "what is added to logits");
     }
-    biased_ = !bias.empty();
     if (bias.empty()) {
       bias_.fill_bytes(0);
     } else {
@@ -207,18 +192,11 @@ class DeviceEngine final : public Engine {
 
   void follow(std::int32_t token, std::span<std::int32_t> drawn) override {
     check_follow(*this, model_.hp.vocabulary, token, drawn.size());
-    if (whole_ && !biased_ && whole_->takes(position_, static_cast<int>(drawn.size()))) {
-      std::int32_t* const to = drawn_.data() + position_ + 1;
-      whole_->queue(launches_, token, position_, static_cast<int>(drawn.size()), nullptr, to, stream_);
-      finish();
-      std::copy_n(to, drawn.size(), drawn.data());
-      position_ += static_cast<int>(drawn.size());
-      return;
-    }
     set_step(std::span(&token, 1), position_);
     for (std::size_t i = 0; i < drawn.size(); ++i) {
       // Behind the token before, whose choice it finds on the device.
-      queue_again(followed_, [this] { queue_token(logits_.data(), true); });
+      deep_ = is_deep(position_ + static_cast<int>(i));
+      queue_again(followed_[deep_ ? 1 : 0], 0, [this] { queue_token(logits_.data(), true); });
       if (!launches_.replay()) finish();
     }
     finish();
@@ -254,6 +232,9 @@ class DeviceEngine final : public Engine {
   }
   /// Whether the kernel for one token takes these heads; others rotate, store and attend in two launches.
   [[nodiscard]] bool one_launch_attends() const { return attention_decode_supported<KV>(heads_).ok(); }
+  /// Whether a token at `position` attends to more positions than are one piece. Those that do not are launches of their
+  /// own, without the blocks that would have nothing to do.
+  [[nodiscard]] bool is_deep(int position) const { return position >= attention_.alone; }
   /// Whether launches for one token are the fused ones: all matrices tiles, or multiplied with f32 activations.
   [[nodiscard]] bool fused_one() const {
     const auto other = [this](const gguf::Tensor* t) {
@@ -548,8 +529,10 @@ class DeviceEngine final : public Engine {
     a.workspace = workspace_.data();
     a.shape = heads_, a.context = options_.context;
     a.early = true;  // the token's embedding was looked up by a launch that waited for all before it
+    AttentionDecodePlan plan = attention_;
+    if (!deep_) plan.splits = 1;
     queue({"attention_decode", {}, 1, heads_.q_length()},
-          [&] { return launch_attention_decode(a, stream_, overlap()); });
+          [&] { return launch_attention_decode(a, stream_, overlap(), plan); });
   }
 
   void quantize_one(const float* acts, std::int64_t id) {
@@ -603,14 +586,15 @@ class DeviceEngine final : public Engine {
 
   /// The same launches for every token: the first time one by one (which also loads the kernels), the second time
   /// recorded, and from then on replayed: a call for all of them.
+  /// @param more launches for every token beside these
   template <class F>
-  void queue_again(Again& again, F&& queue_all) {
+  void queue_again(Again& again, int more, F&& queue_all) {
     if (again.launches == 0) {
       const int before = launches_.count();
       queue_all();
       again.launches = launches_.count() - before;
       if (info_.kernels_per_token > 0) return;
-      info_.kernels_per_token = again.launches + (&again == &one_ ? 1 : 0);  // one has set the step
+      info_.kernels_per_token = again.launches + more;
       info_.kernels += "; " + std::to_string(info_.kernels_per_token) + " launches a token";
     } else if (options_.switches.no_cuda_graph || !launches_.replay()) {
       queue_all();
@@ -622,12 +606,8 @@ class DeviceEngine final : public Engine {
 
   /// One token, whose step is set, and its logits. Synchronises.
   void decode(std::span<float> logits) {
-    queue_again(one_, [this] { queue_token(row_.data(), false); });
+    queue_again(one_[deep_ ? 1 : 0], 1, [this] { queue_token(row_.data(), false); });
     finish();
-    copy_row(logits);
-  }
-  /// A token's logits to where they are wanted, if that is elsewhere.
-  void copy_row(std::span<float> logits) {
     if (logits.data() != row_.data()) std::copy(row_.data(), row_.data() + row_.size(), logits.data());
   }
 
@@ -673,10 +653,10 @@ class DeviceEngine final : public Engine {
   HostBuffer<float> row_;           // one token's logits, written by the kernel that computes them
   HostBuffer<std::int32_t> drawn_;  // [context + 1], by position: tokens of follow()
   Buffer<unsigned char> argmax_state_;
-  Buffer<float> bias_;                          // [vocabulary] of follow()
-  bool biased_ = false;                         // whether one of them is not 0
-  std::optional<WholeToken> whole_;             // where single tokens are one launch
-  Again one_, followed_;                        // a token and its logits; and the token after it
+  Buffer<float> bias_;                   // [vocabulary] of follow()
+  std::array<Again, 2> one_, followed_;  // a token and its logits; and the token after it: not deep, deep
+  AttentionDecodePlan attention_;        // of attention_decode
+  bool deep_ = false;                    // is_deep() of the token that is queued
   std::map<int, std::optional<Graph>> passes_;  // by their number of rows: seen once, or recorded
 };
 
