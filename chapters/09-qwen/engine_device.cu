@@ -24,6 +24,7 @@
 #include "chapters/09-qwen/bench.hpp"
 #include "chapters/09-qwen/device_matmul.cuh"
 #include "chapters/09-qwen/engine.hpp"
+#include "chapters/09-qwen/engine_token.hpp"
 #include "chapters/09-qwen/launches.cuh"
 #include "harness/device/device.hpp"
 #include "harness/experiment/fill.hpp"
@@ -142,6 +143,14 @@ class DeviceEngine final : public Engine {
     info_.executor = to_string(kDeviceExecutor);
     info_.device = device_info().name;
     info_.kernels = kernels_of(model_, matmul_, options_.batch);
+    if constexpr (std::is_same_v<KV, __half>) {
+      whole_ = WholeToken::chosen(model_, matmul_, options_,
+                                  {cosines_.data(), sines_.data(), keys_.data(), values_.data()});
+    }
+    if (whole_) {
+      info_.kernels += "; whole tokens: token_kernel, 1 launch a token";
+      info_.kernels_per_token = 1;
+    }
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
@@ -155,6 +164,14 @@ class DeviceEngine final : public Engine {
     const auto n = static_cast<int>(tokens.size());
     for (int done = 0; done < n; done += options_.batch) {
       const int rows = std::min(options_.batch, n - done);
+      if (rows == 1 && whole_ && whole_->takes(position_ + done, 1)) {
+        const bool read = !logits.empty() && (every_row || done + 1 == n);
+        whole_->queue(launches_, tokens[static_cast<std::size_t>(done)], position_ + done, 1,
+                      read ? row_.data() : nullptr, nullptr, stream_);
+        finish();
+        if (read) copy_row(every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
+        continue;
+      }
       set_step(tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(rows)),
                position_ + done);
       deep_ = is_deep(position_ + done);
@@ -182,6 +199,7 @@ class DeviceEngine final : public Engine {
       argmax_state_.fill_bytes(0);
       bias_ = Buffer<float>(static_cast<std::size_t>(model_.hp.vocabulary), "what is added to logits");
     }
+    biased_ = !bias.empty();
     if (bias.empty()) {
       bias_.fill_bytes(0);
     } else {
@@ -192,6 +210,14 @@ class DeviceEngine final : public Engine {
 
   void follow(std::int32_t token, std::span<std::int32_t> drawn) override {
     check_follow(*this, model_.hp.vocabulary, token, drawn.size());
+    if (whole_ && !biased_ && whole_->takes(position_, static_cast<int>(drawn.size()))) {
+      std::int32_t* const to = drawn_.data() + position_ + 1;
+      whole_->queue(launches_, token, position_, static_cast<int>(drawn.size()), nullptr, to, stream_);
+      finish();
+      std::copy_n(to, drawn.size(), drawn.data());
+      position_ += static_cast<int>(drawn.size());
+      return;
+    }
     set_step(std::span(&token, 1), position_);
     for (std::size_t i = 0; i < drawn.size(); ++i) {
       // Behind the token before, whose choice it finds on the device.
@@ -608,6 +634,10 @@ class DeviceEngine final : public Engine {
   void decode(std::span<float> logits) {
     queue_again(one_[deep_ ? 1 : 0], 1, [this] { queue_token(row_.data(), false); });
     finish();
+    copy_row(logits);
+  }
+  /// A token's logits to where they are wanted, if that is elsewhere.
+  void copy_row(std::span<float> logits) {
     if (logits.data() != row_.data()) std::copy(row_.data(), row_.data() + row_.size(), logits.data());
   }
 
@@ -654,6 +684,8 @@ class DeviceEngine final : public Engine {
   HostBuffer<std::int32_t> drawn_;  // [context + 1], by position: tokens of follow()
   Buffer<unsigned char> argmax_state_;
   Buffer<float> bias_;                   // [vocabulary] of follow()
+  bool biased_ = false;                  // whether one of them is not 0
+  std::optional<WholeToken> whole_;      // where single tokens are one launch
   std::array<Again, 2> one_, followed_;  // a token and its logits; and the token after it: not deep, deep
   AttentionDecodePlan attention_;        // of attention_decode
   bool deep_ = false;                    // is_deep() of the token that is queued
