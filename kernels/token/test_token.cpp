@@ -169,7 +169,7 @@ struct SmallModel {
 
   /// Earlier positions hold noise.
   void fill_cache() {
-    const auto some = [this](Buffer<__half>& to, unsigned seed) {
+    const auto some = [](Buffer<__half>& to, unsigned seed) {
       std::vector<__half> v;
       for (const float x : noise(to.size(), 1.0f, seed)) v.push_back(__float2half_rn(x));
       to.upload(v);

@@ -607,23 +607,23 @@ struct Worker {
   struct Rows8 {
     uint4 k[N][KEY_LOADS], v[N][VALUE_LOADS];
     __device__ __forceinline__ void load(const __half* keys, const __half* values, int first, int end,
-                                         long long stride, int lane) {
+                                         long long stride, int me) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const int of_keys = first + n * 8 * kWarps + lane / 4,
-                  of_values = first + n * 8 * kWarps + lane / VALUE_LANES;
+        const int of_keys = first + n * 8 * kWarps + me / 4,
+                  of_values = first + n * 8 * kWarps + me / VALUE_LANES;
 #pragma unroll
         for (int i = 0; i < KEY_LOADS; ++i) {
           k[n][i] = make_uint4(0, 0, 0, 0);
           if (of_keys < end)
-            k[n][i] = *reinterpret_cast<const uint4*>(keys + of_keys * stride + 32 * i + lane % 4 * 8);
+            k[n][i] = *reinterpret_cast<const uint4*>(keys + of_keys * stride + 32 * i + me % 4 * 8);
         }
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS; ++i) {
           v[n][i] = make_uint4(0, 0, 0, 0);
           if (of_values + i * VALUE_ROWS < end)
             v[n][i] = *reinterpret_cast<const uint4*>(values + (of_values + i * VALUE_ROWS) * stride +
-                                                      lane % VALUE_LANES * 8);
+                                                      me % VALUE_LANES * 8);
         }
       }
     }
@@ -633,7 +633,7 @@ struct Worker {
     float highest = -INFINITY, total = 0.0f, sum[8] = {};
     template <int N>
     __device__ __forceinline__ void add(const Rows8<N>& rows, const float (&q)[HEAD_DIM / 4], int first,
-                                        int end, int lane) {
+                                        int end, int me) {
       float score[N], most = highest;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -647,7 +647,7 @@ struct Worker {
         }
         dot += __shfl_xor_sync(kAllLanes, dot, 1);
         dot += __shfl_xor_sync(kAllLanes, dot, 2);
-        score[n] = first + n * 8 * kWarps + lane / 4 < end ? dot : -INFINITY;
+        score[n] = first + n * 8 * kWarps + me / 4 < end ? dot : -INFINITY;
         most = fmaxf(most, score[n]);
       }
 #pragma unroll
@@ -664,7 +664,7 @@ struct Worker {
         total += weight;
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS; ++i) {
-          const float w = __shfl_sync(kAllLanes, weight, 4 * (i * VALUE_ROWS + lane / VALUE_LANES));
+          const float w = __shfl_sync(kAllLanes, weight, 4 * (i * VALUE_ROWS + me / VALUE_LANES));
           float f[8];
           to_floats(rows.v[n][i], f);
 #pragma unroll
@@ -673,14 +673,14 @@ struct Worker {
       }
     }
     /// The lanes' sums to the warp's. @param to [HEAD_DIM]
-    __device__ __forceinline__ void store(float* to, int lane) {
+    __device__ __forceinline__ void store(float* to, int me) {
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) total += __shfl_xor_sync(kAllLanes, total, offset);
       // Lanes with other rows have the same elements: of what two of them have, each adds up one half.
-      int at = lane % VALUE_LANES * 8;
+      int at = me % VALUE_LANES * 8;
 #pragma unroll
       for (int offset = 16, n = 4; offset >= VALUE_LANES; offset /= 2, n /= 2) {
-        const bool second = (lane & offset) != 0;
+        const bool second = (me & offset) != 0;
         at += second ? n : 0;
 #pragma unroll
         for (int j = 0; j < n; ++j) {
