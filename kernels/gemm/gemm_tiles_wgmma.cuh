@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -122,6 +123,18 @@ struct GemmTilesWork {
   int next_whole_, of_;
   long long at_, stop_;
 };
+
+/// Made of the words of what was loaded: what needs it comes after the loads. Of the last 16 bytes only the first word, since
+/// there may be nothing behind it.
+template <class Loaded>
+__device__ __forceinline__ std::uint32_t word_of(const Loaded& loaded) {
+  constexpr int WORDS = (sizeof(Loaded) - 1) / 16 * 4 + 1;
+  std::uint32_t words[WORDS], all = 0;
+  memcpy(words, &loaded, sizeof words);
+#pragma unroll
+  for (const std::uint32_t w : words) all ^= w;
+  return all;
+}
 
 /// A ring's place and the parity of its phase.
 template <int N>
@@ -328,8 +341,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       mbarrier_wait(weights_full + wp.at, wp.phase);
       HalfRaw<Format> raw;
       raw.template load<FromShared>(weight_ring + wp.at * Shape::kWeightBytes + warp * TILE, lane);
-      __syncwarp();  // all lanes have their shares
-      if (lane == 0) mbarrier_arrive(weights_empty + wp.at);
+      mbarrier_arrive_after(weights_empty + wp.at, word_of(raw));  // all lanes have their shares
       wp.advance();
       const HalfUnits units = half_units<Format>(raw);
       const auto sub_block = [&]<int S>() {
