@@ -83,7 +83,7 @@ scripts/ladder record q4_k_q8_mmq_raw q4_k_q8_mmq_raw_b2 "${options[@]}" --time-
 scripts/ladder record q4_0_q8_mmq_raw q4_0_q8_mmq q4_k_q8_mmq_raw q4_k_q8_mmq "${options[@]}" --time-limit-ms 25 \
   --nt 1,8,16,32,64,128,256,1024,4096 --layer 7b.ffn_gate
 scripts/ladder record q4_0_q8_mmq_k1 q4_0_q8_mmq_k2 q4_0_q8_mmq_k4 q4_0_q8_mmq_k8 q4_0_q8_mmq "${options[@]}" \
-  --time-limit-ms 25 --nt 16,512 --layer 0.5b.attn_q,0.5b.ffn_down
+  --time-limit-ms 25 --nt 16,512 --layer 0.5b.ffn_down
 scripts/ladder record q4_0_q8_mmq_s2 q4_0_q8_mmq_k1 "${options[@]}" --time-limit-ms 25 --nt 64,512 --layer 7b.ffn_down
 
 # What is around the matmuls: one token at several depths, prompts of several lengths.
