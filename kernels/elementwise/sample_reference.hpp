@@ -34,6 +34,7 @@ inline int sample_reference(const float* row, long long n, const SampleOptions& 
     std::erase_if(all, [&](const auto& c) { return c.first < largest + std::log(double{o.min_p}); });
   }
   std::vector<double> weights;
+  weights.reserve(all.size());
   for (const auto& c : all) weights.push_back(std::exp((c.first - largest) / o.temperature));
   total = 0, sum = 0;
   for (const double w : weights) total += w;

@@ -62,6 +62,7 @@ std::vector<float> logits_like_a_models(std::size_t n, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal(0, 2);
   std::vector<float> all;
+  all.reserve(n);
   for (std::size_t i = 0; i < n; ++i) all.push_back(normal(generator));
   return all;
 }
@@ -74,6 +75,7 @@ TEST_CASE("sizes around runs and blocks; few values, so that many are equal") {
     Rows rows(2, n);
     for (const int values : {1, 3, 1000000}) {
       std::vector<float> logits;
+      logits.reserve(static_cast<std::size_t>(2 * n));
       for (int i = 0; i < 2 * n; ++i)
         logits.push_back(static_cast<float>(static_cast<int>(generator() % static_cast<unsigned>(values))) /
                          7);
@@ -85,7 +87,6 @@ TEST_CASE("sizes around runs and blocks; few values, so that many are equal") {
 TEST_CASE("every number of candidates, and all options") {
   Rows rows(1, 3000);
   const std::vector<float> logits = logits_like_a_models(3000, 2);
-  std::vector<int> drawn;
   for (int i = 0; i < 48; ++i) {
     SampleOptions o = kPlain;
     o.top_k = i < 4 ? std::array{1, 2, 63, 64}[static_cast<std::size_t>(i)] : 1 + 17 * i % 64;

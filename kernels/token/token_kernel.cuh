@@ -1099,7 +1099,7 @@ inline Status token_supported(WeightType layers, WeightType head, const TokenPro
       p.context - p.position < p.tokens) {
     return refuse("at least one layer, a vocabulary, and tokens within the context");
   }
-  const Status tables = token::with_formats(layers, head, [&](auto l, auto t) {
+  Status tables = token::with_formats(layers, head, [&](auto l, auto t) {
     return token::tables_suffice(
                token::make_plan<decltype(l), decltype(t)>(p, blocks, device.shared_per_block_optin),
                tiles::tile_bytes<typename decltype(l)::Block>(),
