@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import unittest
 
 from tests.support import ProjectCase
+from workbook import records, sanitizer
 
 SANITIZER = """\
 #!/bin/sh
+if [ "$1" = --version ]; then echo "NVIDIA (R) Compute Sanitizer"; echo "Version 2025.3.0.0 (build 1)"; exit 0; fi
 # $2 is the tool. The broken kernels have a race; the rest is as FAKE says: a tool finds something in the last case.
 case "$*" in
   *--test-case=*) echo "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"; exit 1 ;;
@@ -17,7 +20,7 @@ esac
 if [ "$FAKE" = mute ]; then exit 0; fi
 if [ "$FAKE" = slow ]; then exec sleep 30; fi
 if [ "$FAKE" = env ]; then echo "ERROR told: '$LADDER_SANITIZER'"; exit 1; fi
-case "$*" in *--first=2*) last=yes ;; esac
+case "$*" in *--last=2*) last=yes ;; esac
 if [ "$FAKE" = "$2" ] && [ "$last" = yes ]; then
   echo "========= Invalid __global__ read of size 4 bytes"; echo "========= ERROR SUMMARY: 3 errors"; exit 1
 fi
@@ -28,6 +31,13 @@ echo "========= ERROR SUMMARY: 0 errors"
 TEST = """\
 #!/bin/sh
 if [ "$1" = --count ]; then echo "[doctest] unskipped test cases passing the current filters: 2"; fi
+if [ "$1" = --list-test-cases ]; then
+  printf '%s\\n' "[doctest] listing all test case names" ===== "one: a shape" "two, and more" ===== "[doctest] cases: 2"
+fi
+"""
+SMI = """\
+#!/bin/sh
+echo "NVIDIA H200, 580.1, 9.0, 143771 MiB"
 """
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 
@@ -37,8 +47,9 @@ class Sanitize(ProjectCase):
         super().setUp()
         self.test = self.root / "build" / "chapters" / "test_vector_gemv_cuda"
         self.tool = self.root / "bin" / "compute-sanitizer"
-        for path, text in ((self.test, TEST), (self.tool, SANITIZER)):
-            path.parent.mkdir(parents=True)
+        self.smi = self.tool.with_name("nvidia-smi")
+        for path, text in ((self.test, TEST), (self.tool, SANITIZER), (self.smi, SMI)):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o755)
 
@@ -104,6 +115,53 @@ class Sanitize(ProjectCase):
         self.assertIn("memcheck test_vector_gemv_cuda 1: cut off after 1 s", done.stdout)
         self.assertIn("case 2: not run: there was no time left", done.stdout)
         self.assertRegex(done.stdout, r"racecheck +test_vector_gemv_cuda +FAILED \(0 of 2 cases passed")
+
+    def test_cases_together(self):
+        done = self.run_it("", "--tool", "memcheck,racecheck", "--cases", "3")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        verdicts, report = self.lines(done)
+        self.assertEqual(len(verdicts), 4)  # racecheck's cases stay apart
+        self.assertIn("memcheck test_vector_gemv_cuda 1 to 2: passed (0 s)", verdicts)
+        self.assertRegex(report[0], r"^memcheck +test_vector_gemv_cuda +passed \(2 cases, ")
+        # Something is found in the second: which case it is comes out, and the first one passes.
+        done = self.run_it("memcheck", "--tool", "memcheck", "--cases", "2")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r"memcheck +test_vector_gemv_cuda +FAILED \(1 of 2 cases passed")
+        self.assertIn("case 2: exit status 1, ERROR SUMMARY: 3 errors", done.stdout)
+        self.assertNotIn("case 1:", done.stdout)
+
+    def test_records(self):
+        done = self.run_it("initcheck", "--runs", "data/runs", "--limit", "9")
+        self.assertEqual(done.returncode, 1)
+        lines = (self.root / "data/runs/nvidia-h200/sanitizer.jsonl").read_text().splitlines()
+        found = {(r["params"]["tool"], r["test"]): r for r in map(json.loads, lines)}
+        self.assertEqual(len(found), 5)
+        for record in found.values():
+            self.assertEqual(records.problems({**record, "git": "x"}, committed=True), [])
+            self.assertEqual(record["command"], "scripts/sanitize_gpu.sh --runs data/runs --limit 9")
+            self.assertIs(record["params"]["whole"], False)
+            self.assertTrue(record["toolchain"].endswith("compute-sanitizer 2025.3.0.0"))
+        good, bad = ({"name": "one: a shape", "result": "passed"}, {"name": "two, and more", "result": "failed"})
+        self.assertEqual(found["memcheck", "test_vector_gemv_cuda"]["cases"], [good, {**good, "name": bad["name"]}])
+        said = "exit status 1, ERROR SUMMARY: 3 errors"
+        self.assertEqual(found["initcheck", "test_vector_gemv_cuda"]["cases"], [good, {**bad, "said": said}])
+        self.assertEqual(found["racecheck", "planted race"]["cases"], [{"name": "is found", "result": "passed"}])
+        rows = sanitizer.table(list(found.values())).splitlines()
+        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+        self.assertEqual(cells[0], ["test", *TOOLS])
+        self.assertEqual(cells[2], ["planted race", "", "1", "", ""])
+        self.assertEqual(cells[3], ["vector_gemv", "2", "2", "2", "1 of 2: 1 failed"])
+        self.assertEqual(
+            sanitizer.left_over(list(found.values())), [f"* initcheck, vector_gemv: “two, and more”: {said}"]
+        )
+        # What did not finish is not something that was found.
+        done = self.run_it("slow", "--tool", "memcheck", "--within", "1", "--jobs", "1", "--runs", "data/runs")
+        last = json.loads((self.root / "data/runs/nvidia-h200/sanitizer.jsonl").read_text().splitlines()[-1])
+        self.assertEqual([case["result"] for case in last["cases"]], ["cut off", "not run"])
+        self.assertEqual(sanitizer.left_over([last]), [])
+        # A GPU without a name has no folder.
+        self.smi.write_text("#!/bin/sh\nexit 1\n")
+        self.assert_usage_error(self.run_it("", "--runs", "data/runs"), "nvidia-smi does not say which GPU")
 
     def test_tests_are_told(self):
         for words, value in (((), "1"), (("--whole",), "")):

@@ -109,6 +109,16 @@ def _samples(value: Any) -> str | None:
     )
 
 
+def _cases(value: Any) -> str | None:
+    """Test cases under compute-sanitizer, each with its name and what came of it."""
+    if not isinstance(value, list) or not value:
+        return "must be a list with at least one case"
+    case = _object({"name": _text, "result": _choice(*OUTCOMES)}, {"said": _text})
+    return next((wrong for wrong in map(case, value) if wrong), None)
+
+
+# Of a test case under compute-sanitizer: nothing found; the tool or the test found something; the time was over.
+OUTCOMES = ("passed", "failed", "cut off", "not run")
 FIELDS: dict[str, Check] = {
     "schema": lambda value: None if value == 1 and not isinstance(value, bool) else "must be 1",
     "rung": _text,
@@ -147,6 +157,7 @@ FIELDS: dict[str, Check] = {
     "tokens_per_s": _object({"mean": _positive, "stddev": _not_negative}, {"samples": _samples}),
     "kernels_per_token": _positive,
     "perplexity": _object({"value": _positive, "standard_error": _not_negative}),
+    "cases": _cases,  # rung "sanitizer"
     # Added by scripts/ladder.
     "sources": _text,  # where the hashed code stands, if not in an anchor of the rung's own name
     "source_sha256": _matches(_SHA256, "64 hexadecimal digits"),
@@ -156,7 +167,7 @@ FIELDS: dict[str, Check] = {
     "command": _text,
 }
 REQUIRED = ("schema", "rung", "executor", "device")
-MEASURED = ("time_ns", "check", "counters", "tokens_per_s", "perplexity")
+MEASURED = ("time_ns", "check", "counters", "tokens_per_s", "perplexity", "cases")
 REQUIRED_WHEN_COMMITTED = ("date", "toolchain", "command")
 
 
@@ -191,8 +202,8 @@ def problems(record: Record, committed: bool = False) -> list[str]:
 
 
 def needs_source(record: Record) -> bool:
-    """Peers and whole-model runs are not one anchored kernel; everything else must carry its source's hash."""
-    return "peer" not in record and record.get("rung") not in ("engine", "engine_ab")
+    """Peers, whole-model runs and tests are not one anchored kernel; everything else must carry its source's hash."""
+    return "peer" not in record and record.get("rung") not in ("engine", "engine_ab", "sanitizer")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import Any
 from cogapp import Cog
 from cogapp.cogapp import CogError
 
-from . import ab, devices, engine, listing, records, tune
+from . import ab, devices, engine, listing, records, sanitizer, tune
 from .build import CHAPTERS
 from .common import ROOT, UserError, markdown_table, one_of, say, shown
 from .records import Line, Record
@@ -385,6 +385,22 @@ class Weaver:
         head = ["experiment", "switch", "model", "test", "without, tokens/s", "with", "ratio"]
         self.emit(markdown_table(head, rows, (4, 5, 6)))
 
+    def sanitizer_table(self, device: str) -> None:
+        """The records of scripts/sanitize_gpu.sh on one device, and the cases in which something was found."""
+        found = [line.record for line in self.lines if line.record["rung"] == sanitizer.RUNG]
+        found = [record for record in found if record["device"] == device]
+        if not found:
+            raise Failure(f"no records of scripts/sanitize_gpu.sh on {device}")
+        self.emit(sanitizer.table(found))
+        shapes = "" if all(r["params"]["whole"] for r in found) else "; without the largest shapes and most repetitions"
+        days = sorted({record["date"][:10] for record in found})
+        self.emit(
+            f"\n<sub>{_device_name(device)}, {days[0]}{f' to {days[-1]}' if len(days) > 1 else ''}: test cases in "
+            f"which the tool found nothing{shapes}.</sub>"
+        )
+        if left := sanitizer.left_over(found):
+            self.emit("\n" + "\n".join(left))
+
     def block_picture(self, structs: Sequence[tuple[str, str]], name: str) -> None:
         """Which byte of a block holds what: plots/<name>.svg beside the page, drawn from structs (file, name)."""
         from . import layouts
@@ -688,6 +704,7 @@ _CALLABLE = (
     "engine_table",
     "dispatch_map",
     "ab_table",
+    "sanitizer_table",
     "ladder_table",
     "bytes_table",
     "value",
