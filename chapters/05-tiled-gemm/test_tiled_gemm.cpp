@@ -70,6 +70,8 @@ TEST_CASE("every rung is right at every shape") {
     shapes.push_back(s);
   }
   Context ctx = testing::context_on(kDeviceExecutor);
+  const std::size_t few = shapes.size();
+  shapes = sampled(shapes, 6, 4);
   if (kDeviceExecutor == Executor::gpu && !under_sanitizer()) {
     // Several times as many tiles as multiprocessors, and a long k: blocks that do not start at once, stages that wrap.
     shapes.push_back({512, 18944, 3584});
@@ -77,7 +79,7 @@ TEST_CASE("every rung is right at every shape") {
   }
   int checked = 0;
   for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
-  CHECK(checked >= 300);
+  CHECK(checked >= static_cast<int>(300 * std::min(shapes.size(), few) / few));
 }
 
 TEST_CASE("every number of tokens to 130") {
@@ -87,7 +89,7 @@ TEST_CASE("every number of tokens to 130") {
     chapter.rungs.push_back(find_rung(chapter_05(), id));
   }
   std::vector<Shape> shapes;
-  for (long long nt = 1; nt <= 130; nt += under_sanitizer() ? 7 : 1)
+  for (long long nt = 1; nt <= 130; nt += under_sanitizer() ? 23 : 1)
     shapes.push_back({nt, 2 * (nt % 7) + 1, 32 * (2 * (nt % 2) + 1)});
   int checked = 0;
   for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
@@ -96,7 +98,7 @@ TEST_CASE("every number of tokens to 130") {
 
 TEST_CASE("a token's result is the same bits alone and in company, and in every run") {
   Context ctx = testing::context_on(kDeviceExecutor);
-  for (const Rung& r : chapter_05().rungs) {
+  for (const Rung& r : sampled(chapter_05().rungs, 3)) {
     if (!r.peer_name.empty() || !r.supported({5, 21, 768}, ctx.device).ok()) continue;
     CAPTURE(r.id);
     const long long id = info(r.weight_type).block_elems == 256 ? 768 : 480;
@@ -287,7 +289,7 @@ TEST_CASE("gemm_f16_mma_tma: several tiles a block, cut or whole, are right in e
     for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = fill_value(FillKind::small_int, 5, i);
     Buffer<float> bias_on(bias.size(), "bias");
     bias_on.upload(bias);
-    for (const int cut : {0, 1, 2, 20, 132, 152}) {
+    for (const int cut : sampled<int>({0, 1, 2, 20, 132, 152}, 4)) {
       for (const bool add : {false, true}) {
         CAPTURE(cut);
         GemmEpilogue e;
@@ -304,7 +306,7 @@ TEST_CASE("gemm_f16_mma_tma: several tiles a block, cut or whole, are right in e
       }
     }
   }
-  {
+  if (!under_sanitizer()) {
     // Stages that go back to the copy engine too early are wrong in about every other run of this.
     const Shape shape{512, 18944, 3584};
     SmallProduct p(shape, false);

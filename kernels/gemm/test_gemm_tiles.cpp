@@ -51,6 +51,12 @@ std::vector<Shape> shapes() {
           {66, 33, 544}, {3, 20, 1280}, {130, 5, 1056}, {10, 131, 768}};
 }
 
+/// Those that a type takes.
+std::vector<Shape> taken(WeightType type, std::vector<Shape> at) {
+  std::erase_if(at, [type](const Shape& s) { return !gemm_tiles_supported(type, s).ok(); });
+  return at;
+}
+
 /// Checks `launcher` for a type. @return how many shapes it has been checked at
 int check_type(WeightType type, const DeviceMatmul& launcher, const std::vector<Shape>& at, Context& ctx) {
   Chapter chapter;
@@ -86,16 +92,19 @@ struct Workspace {
 
 TEST_CASE("gemm_tiles_mma is right for every type and at every edge") {
   Context ctx = testing::context_on(kDeviceExecutor);
+  std::size_t n = 0;
   for (const WeightType type : types()) {
     CAPTURE(info(type).name);
+    const std::vector<Shape> all = taken(type, shapes()), at = sampled(all, 3, n++);
+    CHECK(all.size() == (info(type).block_elems == 32 ? 9 : 4));
     const int checked = check_type(
         type,
         [type](const void* w, const void* x, float* out, Shape s, Stream& stream) {
           const GemmTilesPart part = part_of(w, out, s);
           return launch_gemm_tiles_mma(type, {&part, 1}, x, s.nt, s.id, stream);
         },
-        shapes(), ctx);
-    CHECK(checked == (info(type).block_elems == 32 ? 9 : 4));
+        at, ctx);
+    CHECK(checked == static_cast<int>(at.size()));
   }
 }
 
@@ -107,13 +116,16 @@ TEST_CASE("gemm_tiles_wgmma is right for every type, block and division") {
   Context ctx = testing::context_on(kDeviceExecutor);
   Workspace workspace;
   const int sms = multiprocessor_count();
+  std::size_t n = 0;
   for (const WeightType type : types()) {
     CAPTURE(info(type).name);
-    std::vector<Shape> at = shapes();
-    at.push_back({300, 520, 2048});  // tiles and tokens of every block cut
+    std::vector<Shape> all = taken(type, shapes());
+    all.push_back({300, 520, 2048});  // tiles and tokens of every block cut
+    CHECK(all.size() == (info(type).block_elems == 32 ? 10 : 5));
     for (const tiles::GemmTilesBlock& b : tiles::kGemmTilesBlocks) {
       if (!tiles::has_block(b, type, false)) continue;
-      for (const bool cut : {false, true}) {
+      const std::vector<Shape> at = sampled(all, all.size(), n / 2);
+      for (const bool cut : sampled<bool>({false, true}, 2, n++)) {
         CAPTURE(b.rows);
         CAPTURE(b.tokens);
         CAPTURE(cut);
@@ -127,7 +139,7 @@ TEST_CASE("gemm_tiles_wgmma is right for every type, block and division") {
               return launch_gemm_tiles_wgmma(type, {&part, 1}, x, s.nt, s.id, plan, workspace.get(), stream);
             },
             at, ctx);
-        CHECK(checked == (info(type).block_elems == 32 ? 10 : 5));
+        CHECK(checked == static_cast<int>(at.size()));
       }
     }
     CHECK(workspace.flags_are_clear());
@@ -136,12 +148,16 @@ TEST_CASE("gemm_tiles_wgmma is right for every type, block and division") {
 
 TEST_CASE("gemm_tiles_few is right for every type that has it, with every block") {
   Context ctx = testing::context_on(kDeviceExecutor);
+  std::size_t n = 0;
   for (const WeightType type : types()) {
     if (!tiles::is_common(type)) continue;
     CAPTURE(info(type).name);
     // Fewer steps than warps along k, and more; tokens and rows about the edges of all blocks.
-    const std::vector<Shape> at = {{1, 1, 32}, {9, 40, 256}, {65, 33, 544}, {10, 131, 768}, {31, 113, 2304}};
+    const std::vector<Shape> all =
+        taken(type, {{1, 1, 32}, {9, 40, 256}, {65, 33, 544}, {10, 131, 768}, {31, 113, 2304}});
+    CHECK(all.size() == (info(type).block_elems == 32 ? 5 : 3));
     for (const tiles::GemmFewBlock& b : tiles::kGemmFewBlocks) {
+      const std::vector<Shape> at = sampled(all, all.size(), n++);
       CAPTURE(b.rows());
       CAPTURE(b.tokens);
       const int checked = check_type(
@@ -152,7 +168,7 @@ TEST_CASE("gemm_tiles_few is right for every type that has it, with every block"
                                            tiles::few_plan(b, tiles::row_tiles(s.od), s.nt), {}, stream);
           },
           at, ctx);
-      CHECK(checked == (info(type).block_elems == 32 ? 5 : 3));
+      CHECK(checked == static_cast<int>(at.size()));
     }
   }
 }
@@ -165,8 +181,11 @@ TEST_CASE("a real layer's rows, divided as planned") {
   Context ctx = testing::context_on(kDeviceExecutor);
   Workspace workspace;
   const WeightType type = WeightType::q4_k;
-  std::vector<Shape> at = {{9, 3584, 3584}, {65, 4608, 3584}};
-  if (!under_sanitizer()) at.insert(at.end(), {{512, 3584, 3584}, {512, 3584, 18944}, {200, 18944, 3584}});
+  std::vector<Shape> at = {{9, 1536, 1536}, {65, 2048, 1536}};
+  if (!under_sanitizer()) {
+    at.insert(at.end(),
+              {{9, 3584, 3584}, {65, 4608, 3584}, {512, 3584, 3584}, {512, 3584, 18944}, {200, 18944, 3584}});
+  }
   const int checked = check_type(
       type,
       [&](const void* w, const void* x, float* out, Shape s, Stream& stream) {

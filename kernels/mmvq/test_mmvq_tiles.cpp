@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "harness/device/doctest_main.hpp"
+#include "harness/device/under_sanitizer.hpp"
 #include "harness/experiment/qwen_shapes.hpp"
 #include "harness/experiment/testing.hpp"
 #include "kernels/elementwise/rms_norm.cuh"
@@ -77,14 +78,19 @@ TEST_CASE("types have tiles of the size of their blocks") {
 
 TEST_CASE("every type is right at every shape, and a token's result the same bits alone and in company") {
   Context ctx = testing::context_on(kDeviceExecutor);
+  std::size_t n = 0;
   for (const WeightType type : types()) {
     CAPTURE(info(type).name);
     Chapter chapter;
     chapter.rungs = {rung_of(type)};
+    std::vector<Shape> at = shapes();
+    std::erase_if(at, [type](const Shape& s) { return !mmvq_tiles_supported(type, s).ok(); });
+    CHECK(at.size() >= 16);
+    at = sampled(at, 8, n);
     int checked = 0;
-    for (const std::string& line : testing::check_chapter(chapter, shapes(), ctx, &checked)) FAIL_CHECK(line);
-    CHECK(checked >= 16);
-    for (const long long nt : {2, 3, 8}) {
+    for (const std::string& line : testing::check_chapter(chapter, at, ctx, &checked)) FAIL_CHECK(line);
+    CHECK(checked == static_cast<int>(at.size()));
+    for (const long long nt : sampled<long long>({2, 3, 8}, 3, n++)) {
       CHECK(testing::same_bits_alone_and_together(chapter.rungs[0], nt, 21, 1280, ctx));
     }
   }
@@ -427,7 +433,7 @@ TEST_CASE("a product leaves the row of the next one, whose normalisation is stil
             roundings * 0x1p-24 * (16 * magnitude * u.root + std::fabs(added[r])));
     }
   };
-  for (const WeightType type : types()) check(type, 256, 512, 19);
+  for (const WeightType type : sampled(types(), 3)) check(type, 256, 512, 19);
   check(WeightType::q4_0, 96, 32, 1);
   check(WeightType::q8_0, 896, 96, 35);
   check(WeightType::q4_k, 2304, 256, 33);
