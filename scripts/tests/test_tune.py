@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
+import math
 import os
 import re
 import stat
@@ -121,6 +123,51 @@ class Curves(unittest.TestCase):
         ]
         curve = tune.curves_of([new, *ignored, *old], ["q4_0"])["q4_0"]
         self.assertEqual(curve.times[(4096, 4096)]["mmvq_tiles"][1], 5_000)
+
+    def test_a_shape_weighs_as_much_as_its_time(self) -> None:
+        """Of a large model's products two small ones gain a half, and the large one loses a fifth, which is more time.
+        A small model, of which all products gain a little, counts as much as the large one."""
+        curve = tune.Curves("q4_0")
+        large = {(64, 64): (10.0, 5.0), (64, 128): (10.0, 5.0), (4096, 64): (100.0, 120.0)}
+        for shape, (mmvq, wgmma) in large.items():
+            curve.times[shape] = {"mmvq_tiles": {1: mmvq, 8: mmvq}, "gemm_tiles_wgmma": {1: wgmma, 8: wgmma}}
+        self.assertEqual(tune.models(curve.times), [sorted(large)])
+        costs = {k: tune.cost(curve, k, 4, list(large)) for k in ("mmvq_tiles", "gemm_tiles_wgmma")}
+        self.assertAlmostEqual(costs["mmvq_tiles"], math.log(120 / 110))
+        self.assertAlmostEqual(costs["gemm_tiles_wgmma"], math.log(130 / 110))
+        self.assertEqual([s.kernel for s in tune.spans(curve)], ["mmvq_tiles"])
+        for shape in ((16, 16), (16, 32)):
+            curve.times[shape] = {"mmvq_tiles": {1: 1.3, 8: 1.3}, "gemm_tiles_wgmma": {1: 1.0, 8: 1.0}}
+        self.assertEqual(tune.models(curve.times), [[(16, 16), (16, 32)], sorted(large)])
+        self.assertEqual([s.kernel for s in tune.spans(curve)], ["gemm_tiles_wgmma"])
+        # Two classes are better still: the large matrix has its own.
+        small, rest = tune.classes(curve)
+        self.assertEqual([small.spans[0].kernel, rest.spans[0].kernel], ["gemm_tiles_wgmma", "mmvq_tiles"])
+        self.assertEqual((small.axis, small.most, rest.least), ("weights", 4096 * 64 - 1, 4096 * 64))
+
+    def test_gates_of_devices_fit_their_evidence(self) -> None:
+        """With the gates of a committed table no model's products take much longer, at any number of rows, than each
+        with its best kernel.  The times of a prompt's kernels were measured at all shapes."""
+        paths = sorted(tune.GATES.glob("*.json"))
+        self.assertTrue(paths)
+        checked = 0
+        for path in paths:
+            gates = json.loads(path.read_text())
+            for type_, evidence in gates["evidence"].items():
+                curve = tune.Curves(type_)
+                for name, kernels in evidence.items():
+                    od, id_ = map(int, name.split("x"))
+                    for kernel, times in kernels.items():
+                        curve.times[od, id_][kernel] = {int(nt): us for nt, us in times.items()}
+                shapes = [s for s in curve.times if len(curve.times[s].get("gemm_tiles_wgmma", ())) > 1]
+                for model, nt in itertools.product(tune.models(shapes), tune.LOOKED_AT):
+                    at = [curve.at(shape, nt) for shape in model]
+                    chosen = [tune.kernel_at(gates, type_, nt, shape) for shape in model]
+                    took = sum(times[kernel] for times, kernel in zip(at, chosen, strict=True))
+                    best = sum(min(ns for kernel, ns in times.items() if kernel != "f32_matmul") for times in at)
+                    self.assertLess(took / best, 1.06, (path.name, type_, model, nt))
+                    checked += 1
+        self.assertGreater(checked, 100)
 
     def test_short_rows(self) -> None:
         self.assertIsNone(tune.short_rows(tune.curves_of(model_times(), ["q4_0"])["q4_0"]))

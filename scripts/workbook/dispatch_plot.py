@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 from . import plots, tune
 from .common import ROOT, UserError, one_of, read_text, shown
 from .plots import COLOURS, MARKERS, STYLE, save
+from .tune import kernel_at
 
 Gates = Mapping[str, Any]
 KERNELS = list(tune.RUNGS)
@@ -36,25 +37,6 @@ def read(path: Path) -> Gates:
     if not isinstance(gates, dict) or "gates" not in gates:
         raise UserError(f"{shown(path)}: it is no table of gates")
     return gates
-
-
-def kernel_at(gates: Gates, type_: str, nt: int, shape: tune.Shape = (3584, 3584)) -> str:
-    """The first gate that takes a type, a number of rows and a shape, with no switch set."""
-    od, id_ = shape
-    for gate in gates["gates"]:
-        types = gate.get("types", "all")
-        if gate.get("only") or not (types in ("all", "blocks") or type_ in types):
-            continue
-        if all(
-            _has(gate.get(axis, [1, None]), value) for axis, value in (("nt", nt), ("id", id_), ("weights", od * id_))
-        ):
-            return str(gate["kernel"])
-    raise UserError(f"no gate takes {type_} at nt {nt}")
-
-
-def _has(bounds: Sequence[int | None], value: int) -> bool:
-    least, most = bounds
-    return (least or 1) <= value and (most is None or value <= most)
 
 
 def draw(gates: Gates, type_: str) -> Figure:

@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,15 +177,28 @@ def curves_of(found: Iterable[Record], types: Sequence[str]) -> dict[str, Curves
     return curves
 
 
+def models(shapes: Iterable[Shape]) -> list[list[Shape]]:
+    """Shapes by model: every product of one has its hidden size as od or id, so those with a size in common belong
+    together."""
+    found: list[list[Shape]] = []
+    for shape in sorted(shapes):
+        touching = [model for model in found if any(set(shape) & set(other) for other in model)]
+        found = [model for model in found if model not in touching]
+        found.append([*(other for model in touching for other in model), shape])
+    return found
+
+
 def cost(curves: Curves, kernel: str, nt: int, shapes: Sequence[Shape]) -> float | None:
-    """Mean logarithm of a kernel's time over the best kernel's; None where a shape has no time for it."""
-    total = 0.0
-    for shape in shapes:
-        times = curves.at(shape, nt)
-        if kernel not in times:
+    """How much longer these products of a model take with a kernel than each with its best: the logarithm, a mean over
+    models.  So a shape weighs as much as its time, and a small model as much as a large one.  None where a shape has
+    no time for the kernel."""
+    logs = []
+    for model in models(shapes):
+        at = [curves.at(shape, nt) for shape in model]
+        if any(kernel not in times for times in at):
             return None
-        total += math.log(times[kernel] / min(times.values()))
-    return total / len(shapes)
+        logs.append(math.log(sum(times[kernel] for times in at) / sum(min(times.values()) for times in at)))
+    return sum(logs) / len(logs)
 
 
 def spans(curves: Curves) -> list[Span]:
@@ -217,7 +230,6 @@ def spans(curves: Curves) -> list[Span]:
 
 
 NOISE = 0.01  # of the logarithm: one per cent
-CLASS_NOISE = 0.03  # what two classes must gain on average where they decide otherwise than one
 
 
 def chosen(found: Sequence[Span], nt: int) -> str:
@@ -228,15 +240,23 @@ def chosen(found: Sequence[Span], nt: int) -> str:
     return "mmvq_tiles"
 
 
-def gain(curves: Curves, old: Sequence[Span], new: Sequence[Span]) -> list[float]:
-    """Logarithm of the old choice's time over the new one's, for every shape and number of rows where they differ."""
+Choice = Callable[[Shape], Sequence[Span]]  # the spans of a shape's class
+
+
+def gain(curves: Curves, old: Choice, new: Choice) -> list[float]:
+    """Logarithm of a model's time with the old choice over that with the new one, for every model and number of rows
+    where they differ."""
     gains = []
-    for shape in curves.times:
+    for model in models(curves.times):
         for nt in LOOKED_AT:
-            a, b = chosen(old, nt), chosen(new, nt)
-            times = curves.at(shape, nt)
-            if a != b and a in times and b in times:
-                gains.append(math.log(times[a] / times[b]))
+            before = after = 0.0
+            differ = False
+            for shape in model:
+                a, b, times = chosen(old(shape), nt), chosen(new(shape), nt), curves.at(shape, nt)
+                if a in times and b in times:  # a head's matrix has single rows only
+                    before, after, differ = before + times[a], after + times[b], differ or a != b
+            if differ:
+                gains.append(math.log(before / after))
     return gains
 
 
@@ -265,8 +285,10 @@ def classes(curves: Curves) -> list[Class]:
             small = curves.only(s for s in curves.times if curves.extent(s, axis)[0] < bound)
             large = curves.only(s for s in curves.times if curves.extent(s, axis)[0] >= bound)
             two = tuple(spans(small)), tuple(spans(large))
-            gains = gain(small, together, two[0]) + gain(large, together, two[1]) if all(two) else []
-            if len(gains) >= FEWEST and sum(gains) > max(most, CLASS_NOISE * len(gains)):
+            if not all(two):
+                continue
+            gains = gain(curves, lambda _: together, lambda s, two=two, small=small: two[s not in small.times])
+            if len(gains) >= FEWEST and sum(gains) > max(most, NOISE * len(gains)):
                 most = sum(gains)
                 best = [Class(two[0], axis, 1, bound - 1), Class(two[1], axis, bound, None)]
     return best
@@ -400,6 +422,25 @@ def evidence_of(curves: Mapping[str, Curves]) -> dict[str, Any]:
         }
         for type_, curve in curves.items()
     }
+
+
+def kernel_at(gates: Mapping[str, Any], type_: str, nt: int, shape: Shape = (3584, 3584)) -> str:
+    """What a table of gates chooses with no switch set: the first gate that takes a type, rows and a shape."""
+    od, id_ = shape
+    for gate in gates["gates"]:
+        types = gate.get("types", "all")
+        if gate.get("only") or not (types in ("all", "blocks") or type_ in types):
+            continue
+        if all(
+            _has(gate.get(axis, [1, None]), value) for axis, value in (("nt", nt), ("id", id_), ("weights", od * id_))
+        ):
+            return str(gate["kernel"])
+    raise UserError(f"no gate takes {type_} at nt {nt}")
+
+
+def _has(bounds: Sequence[int | None], value: int) -> bool:
+    least, most = bounds
+    return (least or 1) <= value and (most is None or value <= most)
 
 
 def text_of(device: str, curves: Mapping[str, Curves], date: str, git: str | None) -> str:
