@@ -96,7 +96,8 @@ inline std::vector<Operation> operations() {
             clusters
                 ? "one token: rotation, store, attention by clusters of blocks, and int8 planes in one launch"
                 : "the same without clusters: every block leaves its piece in memory",
-            LADDER_DECODE "attention_decode," LADDER_DECODE "decode_tile," LADDER_DECODE "last_block");
+            LADDER_DECODE "attention_decode," LADDER_DECODE "last_block,"
+            "kernels/attention/decode_tile.cuh#decode_keys,kernels/attention/decode_tile.cuh#decode_values");
     decode.attends = decode.one_token = true;
     decode.unit = MathUnit::mma_f16;
     decode.sizes = [](const Point& p) {

@@ -26,10 +26,9 @@
 #include <string>
 
 #include "harness/device/device.hpp"
-#include "kernels/attention/powers.cuh"
+#include "kernels/attention/decode_tile.cuh"
 #include "kernels/device/cluster.cuh"
 #include "kernels/device/cuda.cuh"
-#include "kernels/device/mma.cuh"
 #include "kernels/device/pdl.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/elementwise/rope_store.cuh"
@@ -73,9 +72,9 @@ namespace attention_decode_detail {
 /// it, and has its keys and values under way while that one ends.
 template <int C>
 inline constexpr int kWarps = C == 1 ? 8 : 4;
-inline constexpr int kTile = 16;     // positions that a warp takes at a time
-inline constexpr int kHeads = 8;     // of a group: columns of an mma instruction
-inline constexpr int kTogether = 8;  // pieces whose loads are under way at the same time
+using decode_tile::kHeads, decode_tile::weight_of;
+inline constexpr int kTile = decode_tile::kPositions;  // that a warp takes at a time
+inline constexpr int kTogether = 8;                    // pieces whose loads are under way at the same time
 /// Positions that are not split, and those of a piece at least, with and without clusters.
 inline constexpr int kAlone[2] = {256, 1024}, kLeast[2] = {128, 512};
 /// Positions of a piece: no more pieces than splits, whole tiles.
@@ -85,29 +84,10 @@ __host__ __device__ constexpr int piece(int positions, const AttentionDecodePlan
   return even > plan.least ? even : plan.least;
 }
 
-/// 2^(score - highest + unit); 0 for a score of -infinity even where nothing is larger.
-__device__ __forceinline__ float weight_of(float score, float highest, float unit = 0.0f) {
-  return score == -INFINITY ? 0.0f : power_of_two(score - highest + unit);
-}
-
-/// What rounding to f16 takes from v, rounded itself.
-__device__ __forceinline__ float half_rest(float v) { return v - __half2float(__float2half_rn(v)); }
-
-/// Queries of a group in shared memory, ready to be multiplied: f16 in two parts, each head times a power of two that
-/// brings its largest element to 2^12, so that neither part leaves the range of f16.
+/// Queries of a group in shared memory, and the new token's row of the caches.
 template <class KV, int HD>
-struct Queries {
-  static constexpr int kStride =
-      HD + 32;  // halves: rows 64 bytes apart in the banks, so that eight lanes never meet
-  __align__(16) __half high[kHeads * kStride], rest[kHeads * kStride];
-  __align__(16) __half newest_key[HD], newest_value[HD];  // the new token's row of the caches
-  float factor[kHeads];  // what a product is times to be a score in powers of two
-
-  __device__ __forceinline__ void set(int head, int i, float v, float up) {
-    const float x = v * up;
-    high[head * kStride + i] = __float2half_rn(x);
-    rest[head * kStride + i] = __float2half_rn(half_rest(x));
-  }
+struct Queries : decode_tile::Queries<HD> {
+  alignas(16) __half newest_key[HD], newest_value[HD];
 };
 template <int HD>
 struct Queries<float, HD> {
@@ -115,118 +95,35 @@ struct Queries<float, HD> {
   __align__(16) float row[kHeads * kStride], newest_key[HD], newest_value[HD];
   float factor[kHeads];
 
-  __device__ __forceinline__ void set(int head, int i, float v, float up) {
-    row[head * kStride + i] = v * up;
-  }
+  __device__ __forceinline__ void set(int head, int i, float x) { row[head * kStride + i] = x; }
 };
 
-/// Sixteen positions as a warp multiplies them. With group = lane / 4 (0..7), member = lane % 4:
-///   scores   a lane has those of head `group` at positions 4 * member .. 4 * member + 3
-///   sums     a lane has those of heads 2 * member and 2 * member + 1, elements 64 * u + 8 * group .. + 7
-/// so the scores of a lane are, in this order, the words of an mma's B operand, and nothing has to change lanes.
+/// Sixteen positions as a warp multiplies them: see decode_tile.cuh.
 template <class KV, int HD>
-struct Tile;
+struct Tile {
+  decode_tile::Keys<HD> keys;
+  decode_tile::Values values[HD / 64];
 
-template <int HD>
-struct Tile<__half, HD> {
-  uint4 key[2][HD / 32];    // of rows 4 * (group / 2) + group % 2 and + 2: elements 32 * c + 8 * member ..
-  uint4 value[4][HD / 64];  // of rows 4 * member + r: elements 64 * u + 8 * group ..
-
-  static __device__ __forceinline__ int key_row(int group, int t) {
-    return 4 * (group / 2) + 2 * t + group % 2;
+  __device__ __forceinline__ void load_keys(const __half* from, int first, int end, int stride, int lane) {
+    keys.load(from, first, end, stride, lane);
   }
-
-  /// Rows of positions below `end`; the others are zero. @param keys of the head, row `first`
-  __device__ __forceinline__ void load_keys(const __half* keys, int first, int end, long long stride,
-                                            int lane) {
+  __device__ __forceinline__ void load_values(const __half* from, int first, int end, int stride, int lane) {
 #pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      const int row = key_row(lane / 4, t);
-      const bool there = first + row < end;
-#pragma unroll
-      for (int c = 0; c < HD / 32; ++c) {
-        key[t][c] = make_uint4(0, 0, 0, 0);
-        if (there) key[t][c] = *reinterpret_cast<const uint4*>(keys + row * stride + 32 * c + 8 * (lane % 4));
-      }
-    }
+    for (int u = 0; u < HD / 64; ++u) values[u].load(from + 64 * u, first, end, stride, lane);
   }
-  __device__ __forceinline__ void load_values(const __half* values, int first, int end, long long stride,
-                                              int lane) {
+  __device__ __forceinline__ void put_newest(const Queries<KV, HD>& q, int row, int lane) {
+    keys.put(q.newest_key, row, lane);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = 4 * (lane % 4) + r;
-      const bool there = first + row < end;
-#pragma unroll
-      for (int u = 0; u < HD / 64; ++u) {
-        value[r][u] = make_uint4(0, 0, 0, 0);
-        if (there)
-          value[r][u] = *reinterpret_cast<const uint4*>(values + row * stride + 64 * u + 8 * (lane / 4));
-      }
-    }
+    for (int u = 0; u < HD / 64; ++u) values[u].put(q.newest_value + 64 * u, row, lane);
   }
-  /// The new token's row, from shared memory. @param row of the tile
-  __device__ __forceinline__ void put_newest(const Queries<__half, HD>& q, int row, int lane) {
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      if (key_row(lane / 4, t) != row) continue;
-#pragma unroll
-      for (int c = 0; c < HD / 32; ++c)
-        key[t][c] = *reinterpret_cast<const uint4*>(q.newest_key + 32 * c + 8 * (lane % 4));
-    }
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      if (4 * (lane % 4) + r != row) continue;
-#pragma unroll
-      for (int u = 0; u < HD / 64; ++u)
-        value[r][u] = *reinterpret_cast<const uint4*>(q.newest_value + 64 * u + 8 * (lane / 4));
-    }
+  __device__ __forceinline__ void multiply(const Queries<KV, HD>& q, const __half*, int, int, int, int lane,
+                                           float (&product)[4]) const {
+    keys.multiply(q, lane, product);
   }
-  // ANCHOR: decode_tile
-  /// Products of the lane's head with four keys.
-  __device__ __forceinline__ void multiply(const Queries<__half, HD>& q, const __half*, int, int, long long,
-                                           int lane, float (&product)[4]) const {
-    float d[2][2][4] = {};  // two sums each, so that no instruction waits for the one before
+  __device__ __forceinline__ void add(const Queries<KV, HD>&, float (&sum)[HD / 16][4],
+                                      const float (&weight)[4], const __half*, int, int, int, int) const {
 #pragma unroll
-    for (int c = 0; c < HD / 32; ++c) {
-      const int at = lane / 4 * q.kStride + 32 * c + 8 * (lane % 4);
-      const uint4 h = *reinterpret_cast<const uint4*>(q.high + at),
-                  l = *reinterpret_cast<const uint4*>(q.rest + at);
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        mma_m16n8k16_f16(d[t][0], {h.x, l.x, h.y, l.y}, {key[t][c].x, key[t][c].y});
-        mma_m16n8k16_f16(d[t][1], {h.z, l.z, h.w, l.w}, {key[t][c].z, key[t][c].w});
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int t = i / 2, j = i % 2;
-      product[i] = (d[t][0][j] + d[t][1][j]) + (d[t][0][2 + j] + d[t][1][2 + j]);
-    }
-  }
-  /// sums += values * weights. @param weight of the lane's head at its four positions
-  __device__ __forceinline__ void add(const Queries<__half, HD>&, float (&sum)[HD / 16][4],
-                                      const float (&weight)[4], const __half*, int, int, long long,
-                                      int) const {
-    const std::uint32_t high[2] = {pack_halves(weight[0], weight[1]), pack_halves(weight[2], weight[3])};
-    const std::uint32_t rest[2] = {pack_halves(half_rest(weight[0]), half_rest(weight[1])),
-                                   pack_halves(half_rest(weight[2]), half_rest(weight[3]))};
-#pragma unroll
-    for (int u = 0; u < HD / 64; ++u) {
-#pragma unroll
-      for (int j = 0; j < 4;
-           ++j) {  // row `group` of A: element 2 * j of the lane's eight, row `group` + 8: 2 * j + 1
-        const unsigned x[4] = {word(value[0][u], j), word(value[1][u], j), word(value[2][u], j),
-                               word(value[3][u], j)};
-        const std::uint32_t a[4] = {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632),
-                                    __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[2], x[3], 0x7632)};
-        mma_m16n8k16_f16(sum[4 * u + j], a, high);
-        mma_m16n8k16_f16(sum[4 * u + j], a, rest);
-      }
-    }
-  }
-  // ANCHOR_END: decode_tile
-  static __device__ __forceinline__ unsigned word(const uint4& v, int j) {
-    return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;
+    for (int u = 0; u < HD / 64; ++u) values[u].add(sum + 4 * u, weight);
   }
 };
 
@@ -235,11 +132,11 @@ template <int HD>
 struct Tile<float, HD> {
   int newest = -1;  // the new token's place in the tile, if it has one: its row is in shared memory
 
-  __device__ __forceinline__ void load_keys(const float*, int, int, long long, int) {}
-  __device__ __forceinline__ void load_values(const float*, int, int, long long, int) {}
+  __device__ __forceinline__ void load_keys(const float*, int, int, int, int) {}
+  __device__ __forceinline__ void load_values(const float*, int, int, int, int) {}
   __device__ __forceinline__ void put_newest(const Queries<float, HD>&, int row, int) { newest = row; }
   __device__ __forceinline__ void multiply(const Queries<float, HD>& q, const float* keys, int first, int end,
-                                           long long stride, int lane, float (&product)[4]) const {
+                                           int stride, int lane, float (&product)[4]) const {
     const int row = 4 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) product[i] = 0.0f;
@@ -256,7 +153,7 @@ struct Tile<float, HD> {
   }
   __device__ __forceinline__ void add(const Queries<float, HD>& q, float (&sum)[HD / 16][4],
                                       const float (&weight)[4], const float* values, int first, int end,
-                                      long long stride, int lane) const {
+                                      int stride, int lane) const {
     const int group = lane / 4, member = lane % 4;
 #pragma unroll
     for (int row = 0; row < kTile; ++row) {
@@ -334,7 +231,7 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
   const int of_kv = s.heads / s.kv_heads;                     // heads that share a key head
   const int heads = min(plan.heads, of_kv - in_kv);           // of the group
   const int head0 = kv * of_kv + in_kv;                       // first head of the group
-  const long long stride = s.kv_length();
+  const int stride = s.kv_length();
   const int half = HD / 2;
   allow_next_kernel();
   if (!early) wait_for_previous_kernel();
@@ -345,9 +242,10 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
   if (split >= active) return;
   const int begin = split * size, end = min(begin + size, positions);
   const int tiles = (end - begin + kTile - 1) / kTile;
-  const int mine = rank + C * warp;                           // first tile of this warp, if below `tiles`
-  const KV* const my_keys = keys + begin * stride + kv * HD;  // [end-begin] rows, stride apart
-  const KV* const my_values = values + begin * stride + kv * HD;
+  const int mine = rank + C * warp;  // first tile of this warp, if below `tiles`
+  const KV* const my_keys =
+      keys + static_cast<long long>(begin) * stride + kv * HD;  // [end-begin] rows, stride apart
+  const KV* const my_values = values + static_cast<long long>(begin) * stride + kv * HD;
   constexpr int PAIRS = HD / 64;
   float angle_c[PAIRS], angle_s[PAIRS];  // of the new token
 #pragma unroll
@@ -385,8 +283,8 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
   if (has_newest && warp == heads % WARPS) {
     const float* const new_k = k + kv * HD + PAIRS * lane;
     const float* const new_v = v + kv * HD + PAIRS * lane;
-    KV* const key_row = keys + newest * stride + kv * HD + PAIRS * lane;
-    KV* const value_row = values + newest * stride + kv * HD + PAIRS * lane;
+    KV* const key_row = keys + static_cast<long long>(newest) * stride + kv * HD + PAIRS * lane;
+    KV* const value_row = values + static_cast<long long>(newest) * stride + kv * HD + PAIRS * lane;
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
       const float a = new_k[i], b = new_k[i + half], c = angle_c[i], d = angle_s[i];
@@ -420,15 +318,15 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
     int up = 0;  // the power of two
     if constexpr (sizeof(KV) == sizeof(__half)) {
       largest = __reduce_max_sync(kAllLanes, largest);
-      up = min(12 - (static_cast<int>(largest >> 23) - 127), 120);
+      up = decode_tile::query_power(largest);
     }
-    const float times = __uint_as_float(static_cast<unsigned>(127 + up) << 23);
+    const float times = decode_tile::power(up);
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
-      query.set(head, PAIRS * lane + i, low[i], times);
-      query.set(head, PAIRS * lane + i + half, high[i], times);
+      query.set(head, PAIRS * lane + i, low[i] * times);
+      query.set(head, PAIRS * lane + i + half, high[i] * times);
     }
-    if (lane == 0) query.factor[head] = scale * __uint_as_float(static_cast<unsigned>(127 - up) << 23);
+    if (lane == 0) query.factor[head] = scale * decode_tile::power(-up);
   }
   __syncthreads();  // queries and the new row are written before any warp multiplies them
 
