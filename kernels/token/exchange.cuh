@@ -14,6 +14,9 @@
 #include <cstdint>
 
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/mbarrier.cuh"
+#include "kernels/device/reduce.cuh"
+#include "kernels/quant/quantize_acts.cuh"
 
 namespace ladder {
 
@@ -58,5 +61,69 @@ __device__ __forceinline__ Packet wait_packet(const Packet* from, Packet p, unsi
   }
   return p;
 }
+
+namespace token {
+
+inline constexpr int kWarps = 16,
+                     kThreads = 32 * kWarps;  ///< of a block, that compute; one more warp copies weights
+inline constexpr int kFloatPackets = 8;       ///< of sixteen f32
+inline constexpr int kBlockPackets = 4;       ///< of 32 int8, their scale and sums
+
+/// Where the threads of a block that compute wait for each other: __syncthreads() without the warp that copies.
+struct Meeting {
+  std::uint64_t*
+      barrier;  // of kThreads arrivals; only the emulator, which has no barriers of some warps, uses it
+  unsigned parity = 0;
+  __device__ __forceinline__ void operator()() {
+#if defined(__CUDACC__)
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+#else
+    mbarrier_arrive(barrier);
+    mbarrier_wait(barrier, parity);
+    parity ^= 1u;
+#endif
+  }
+};
+
+/// d and 1/d of a block of int8, as q8_scale has them but for the last bits: a reciprocal of one instruction.
+__device__ __forceinline__ Q8Scale quick_scale(unsigned largest) {
+  if (largest >= 0x7f800000u) return {__uint_as_float(0x7fffffffu), 0.0f};  // not finite: NaN
+  const float most = __uint_as_float(largest);
+#if defined(__CUDACC__)
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(most));
+  inverse *= 127.0f;
+#else
+  const float inverse = 127.0f / most;
+#endif
+  if (inverse > 3.402823466e38f) return {0.0f, 0.0f};
+  return {most * (1.0f / 127.0f), inverse};
+}
+__device__ __forceinline__ unsigned pack_sums(int low, int high) {
+  return (static_cast<unsigned>(low) & 0xffffu) | static_cast<unsigned>(high) << 16;
+}
+
+/// A block of 32, an element a lane, as kBlockPackets: packet j has words 2 j and 2 j + 1 of its codes, the first one also
+/// its scale, the second one the sums.
+__device__ __forceinline__ void send_codes(float x, Packet* to, unsigned step) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const Q8Scale scale = quick_scale(__reduce_max_sync(kAllLanes, __float_as_uint(x) & 0x7fffffffu));
+  const int code = scale.inverse == 0.0f ? 0 : __float2int_rn(x * scale.inverse);
+  // Both halves' sums in one, the upper one 2^16 times: what the lower one borrows is given back.
+  const unsigned both = __reduce_add_sync(kAllLanes, static_cast<unsigned>(code) << (lane < 16 ? 0 : 16));
+  const int low = static_cast<short>(both & 0xffffu);
+  const unsigned sums = pack_sums(low, static_cast<int>(both - static_cast<unsigned>(low)) >> 16);
+  unsigned word = (static_cast<unsigned>(code) & 0xffu) << (lane % 4 * 8);
+  word |= __shfl_xor_sync(kAllLanes, word, 1);
+  word |= __shfl_xor_sync(kAllLanes, word, 2);
+  const unsigned next = __shfl_xor_sync(kAllLanes, word, 4);
+  const auto d = static_cast<unsigned short>(q8_stored_scale(scale.d));
+  const int j = lane / 8;
+  if (lane % 8 == 0)
+    store_packet(to + j,
+                 {{word, next, j == 0 ? __float_as_uint(__half2float(__ushort_as_half(d))) : sums}, step});
+}
+
+}  // namespace token
 
 }  // namespace ladder
