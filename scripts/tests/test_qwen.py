@@ -6,16 +6,20 @@ LADDER_QWEN and LADDER_QWEN_MODEL name another binary and another F16 model file
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
 import os
+import pty
 import re
 import resource
+import select
 import signal
 import struct
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 from collections.abc import Callable
@@ -35,6 +39,17 @@ def missing() -> str | None:
     if not os.access(QWEN, os.X_OK):
         return f"{QWEN.name} is not built"
     return None if MODEL.exists() else f"{MODEL} is not there"
+
+
+@functools.cache
+def gpu() -> bool:
+    """Whether `--on gpu` works here."""
+    if missing() or not (QWEN.parent / "qwen_cuda").exists():
+        return False
+    done = subprocess.run(
+        [str(QWEN), "run", str(MODEL), "Once", "-n", "1", "--on", "gpu"], capture_output=True, check=False, timeout=300
+    )
+    return done.returncode == 0
 
 
 @unittest.skipIf(missing(), missing() or "")
@@ -227,6 +242,68 @@ class Endings(QwenCase):
             done = self.interrupted(*args, when=wait, LADDER_TRACE=str(trace))
             self.assertLessEqual(len(done.stderr.splitlines()), 3)
             json.loads(trace.read_text())  # whole, whatever is in it
+
+    def at_a_terminal(self, *args: object, when: Callable[[bytes], bool]) -> bytes:
+        """Ctrl-C typed at a terminal as soon as `when` is true of what it shows.  The program ends with status 130 and
+        leaves the terminal as it was; the bar that shows a load is wiped away.  Returns what was shown."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            try:
+                os.execv(QWEN, [str(QWEN), *map(str, args)])
+            finally:
+                os._exit(127)
+        shown, typed, before = b"", False, termios.tcgetattr(terminal)
+        limit = time.monotonic() + 120
+        while time.monotonic() < limit:
+            if select.select([terminal], [], [], 0.01)[0]:
+                try:
+                    piece = os.read(terminal, 65536)
+                except OSError:  # the program has ended
+                    break
+                shown += piece
+            if not typed and when(shown):
+                os.write(terminal, b"\x03")
+                typed = True
+        after = termios.tcgetattr(terminal)
+        os.kill(pid, 0 if time.monotonic() < limit else signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(terminal)
+        self.assertTrue(typed, shown)
+        self.assertEqual((status, after), (130, before), shown)
+        self.assertIn(b"interrupted", shown.split(b"\x1b[K")[-1], shown)
+        return shown
+
+    def test_ctrl_c_at_a_terminal(self):
+        prompt = self.folder / "prompt.txt"
+        prompt.write_text(TALE * 2000)
+        models = {"cpu": MODEL}
+        if gpu():
+            models["gpu"] = self.folder / "model.gguf"
+            self.qwen("synthetic", "0.5b", "Q4_0", models["gpu"])
+        for on, model in models.items():
+            generating = ("run", model, "Once", "--ignore-eos", "--no-display-prompt", "--on", on)
+            shown = self.at_a_terminal(*generating, when=lambda seen: len(seen.split(b"\x1b[K")[-1]) > 60)
+            self.assertIn(b"stopped: interrupted", shown)
+            reading = ("run", model, "-f", prompt, "--no-display-prompt", "--on", on, "-c", 400000, "-n", 1)
+            shown = self.at_a_terminal(*reading, when=lambda seen: seen.endswith(b"\x1b[K"))
+            self.assertIn(b"prompt: 0 tokens", shown)
+        # The emulator takes seconds for a load, so that it is still at it.
+        for on, model in {**models, "emulator": MODEL}.items():
+            if on != "cpu":
+                loading = ("run", model, "Once", "--ignore-eos", "--on", on)
+                self.at_a_terminal(*loading, when=lambda seen: b" %" in seen)
+
+    @unittest.skipUnless(gpu(), "no GPU that CUDA can use")
+    def test_what_is_said_to_fit_a_gpu_fits_it(self):
+        model = self.folder / "model.gguf"
+        self.qwen("synthetic", "0.5b", "Q4_0", model)
+        run = ("run", model, "Once", "-n", 2, "--on", "gpu", "-c")
+        said = self.qwen(*run, 16_000_000, status=1).stderr.decode()
+        found = re.search(r"bytes of device memory .* are free; -c (\d+) would fit\n$", said)
+        assert found, said
+        context = int(found[1])
+        self.qwen(*run, context - context // 50)  # a GPU's free memory is not all ours
+        self.assertIn("would fit", self.qwen(*run, context + context // 50, status=1).stderr.decode())
 
     def test_ctrl_c_ends_a_bench_with_a_whole_report(self):
         args = ("bench", MODEL, "--on", "cpu", "-t", 1, "-p", "8", "-n", "100000", "-o", "json")
