@@ -220,7 +220,7 @@ int main(int argc, char** argv) {
     std::printf("%s", to_text(table).c_str());
     return 0;
   }
-  std::printf("%-17s %-16s %-7s %5s %-24s %-26s %s\n", "matrix", "[od, id]", "type", "nt", "kernel", "gate",
+  std::printf("%-17s %-16s %-7s %5s %-24s %-30s %s\n", "matrix", "[od, id]", "type", "nt", "kernel", "gate",
               "margin");
   for (const std::string& name : split(types)) {
     const WeightType type = type_named(name);
@@ -234,7 +234,7 @@ int main(int argc, char** argv) {
                       nt.c_str(), ok.message().c_str());
           break;  // the shape, whatever nt is
         }
-        std::printf("%-17s %-16s %-7s %5s %-24s %-26s %s\n", layer.name.c_str(), shape.c_str(), name.c_str(),
+        std::printf("%-17s %-16s %-7s %5s %-24s %-30s %s\n", layer.name.c_str(), shape.c_str(), name.c_str(),
                     nt.c_str(), kernel_name(d.kernel(), type, layer.id).c_str(), d.gate->name.c_str(),
                     to_text(d.margin).c_str());
         for (const Verdict& v : d.refused) {
