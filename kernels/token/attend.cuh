@@ -45,8 +45,8 @@ inline constexpr int kAttendHeads = decode_tile::kHeads;  ///< of a group at mos
 struct Runs {
   int count, size;
 };
-inline constexpr int kMostRuns = 34;    ///< of a key head: two for each of 17 loads of a lane
-inline constexpr int kAloneRun = 256;   ///< positions that are one run
+inline constexpr int kMostRuns = 64;    ///< of a key head
+inline constexpr int kAloneRun = 128;   ///< positions that are one run
 inline constexpr int kLeastRun = 128;   ///< positions of one of several
 inline constexpr int kRunPackets = 11;  ///< 32 elements and a logarithm, three a packet
 /// Runs of a key head that there may be.
@@ -102,10 +102,7 @@ struct Attend {
   }
   __device__ __forceinline__ void finish(Meeting& meet) const {
     units(meet);
-#if !defined(__CUDACC__)
-    meet();
-#endif
-    combine();
+    combine(meet);
   }
 
   __device__ __forceinline__ void units(Meeting& meet) const {
@@ -126,11 +123,11 @@ struct Attend {
   static constexpr int kLanes = HD / 4;  // of a head
   static __device__ __forceinline__ int element(int j, int i) { return i / 2 * (HD / 2) + 2 * j + i % 2; }
   __device__ __forceinline__ void take(const Packet* row, int j, float (&x)[4]) const {
-    Packet low = load_packet(row + j), high = load_packet(row + j + kLanes);
-    low = wait_packet(row + j, low, a.step);
-    high = wait_packet(row + j + kLanes, high, a.step);
-    x[0] = __uint_as_float(low.word[0]), x[1] = __uint_as_float(low.word[1]);
-    x[2] = __uint_as_float(high.word[0]), x[3] = __uint_as_float(high.word[1]);
+    Packet got[2];
+    wait_packets(
+        got, [&](int n) { return row == nullptr ? nullptr : row + j + n * kLanes; }, a.step);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(got[i / 2].word[i % 2]);
   }
   __device__ __forceinline__ void turn(int j, float (&x)[4]) const {
 #pragma unroll
@@ -146,9 +143,8 @@ struct Attend {
   __device__ __forceinline__ void take_queries(const Part& u, Shared& s) const {
     if (warp >= kHeads * kLanes / 32) return;
     const int head = (warp * 32 + lane) / kLanes, j = lane % kLanes;
-    float x[4] = {};
-    if (head < u.group) take(a.q + (u.kv * u.group + head) * (HD / 2), j, x);
-    __syncwarp();  // lanes have waited each for itself
+    float x[4];
+    take(head < u.group ? a.q + (u.kv * u.group + head) * (HD / 2) : nullptr, j, x);
     turn(j, x);
     unsigned largest = 0;
 #pragma unroll
@@ -330,54 +326,74 @@ struct Attend {
     }
   }
 
-  /// What units with several runs have sent: those of 32 elements by a warp.
-  __device__ __forceinline__ void combine() const {
+  /// What units with several runs have sent, 32 elements at a time: half a warp takes a run.
+  __device__ __forceinline__ void combine(Meeting& meet) const {
     const Runs runs = runs_of(a.position + 1, most_runs(a.heads, a.blocks));
     if (runs.count == 1) return;
-    constexpr int LOADS = kMostRuns / 2;
-    const int second = lane / 16, i = lane % 16;  // of two runs at a time; packet
+    Combined& s = *reinterpret_cast<Combined*>(a.scratch);
+    constexpr int LOADS = kMostRuns / (2 * kWarps);
+    const int mine = 2 * warp + lane / 16, i = lane % 16;  // the first run; packet
 #pragma unroll 1
-    for (int task = a.block + a.blocks * warp; task < a.heads.heads * (HD / 32); task += a.blocks * kWarps) {
-      Packet got[LOADS];
+    for (int task = a.block; task < a.heads.heads * (HD / 32); task += a.blocks) {
+      meet();  // what was there before has been read
+      if (2 * warp < runs.count) {
+        Packet got[LOADS];
+        const auto run = [&](int n) { return mine + n * 2 * kWarps; };
+        wait_packets(
+            got,
+            [&](int n) {
+              return i < kRunPackets && run(n) < runs.count ? partial_of(task, run(n)) + i : nullptr;
+            },
+            a.step);
+        float logarithm[LOADS], highest = -INFINITY;
 #pragma unroll
-      for (int n = 0; n < LOADS; ++n) {
-        got[n] = {};
-        if (i < kRunPackets && 2 * n + second < runs.count)
-          got[n] = load_packet(partial_of(task, 2 * n + second) + i);
+        for (int n = 0; n < LOADS; ++n) {
+          const float l =
+              __uint_as_float(__shfl_sync(kAllLanes, got[n].word[2], 16 * (lane / 16) + kRunPackets - 1));
+          logarithm[n] = run(n) < runs.count ? l : -INFINITY;
+          highest = fmaxf(highest, logarithm[n]);
+        }
+        highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 16));
+        float total = 0.0f, sum[3] = {};
+#pragma unroll
+        for (int n = 0; n < LOADS; ++n) {
+          const float weight = decode_tile::weight_of(logarithm[n], highest);
+          total += weight;
+#pragma unroll
+          for (int w = 0; w < 3; ++w) sum[w] += weight * __uint_as_float(got[n].word[w]);
+        }
+        total += __shfl_xor_sync(kAllLanes, total, 16);
+#pragma unroll
+        for (int w = 0; w < 3; ++w) {
+          sum[w] += __shfl_xor_sync(kAllLanes, sum[w], 16);
+          if (lane < kRunPackets && w * kRunPackets + lane < 32) s.sum[warp][w * kRunPackets + lane] = sum[w];
+        }
+        if (lane == 0) s.highest[warp] = highest, s.total[warp] = total;
       }
-      const auto logarithm = [&](int n) {
-        const float l =
-            __uint_as_float(__shfl_sync(kAllLanes, got[n].word[2], 16 * second + kRunPackets - 1));
-        return 2 * n + second < runs.count ? l : -INFINITY;
-      };
-      float highest = -INFINITY;
+      meet();  // all warps' sums are there
+      if (warp > 0) continue;
+      const int warps = min(kWarps, (runs.count + 1) / 2);
+      const float own = lane < warps ? s.highest[lane] : -INFINITY;
+      float highest = own;
 #pragma unroll
-      for (int n = 0; n < LOADS; ++n) {
-        if (i < kRunPackets && 2 * n + second < runs.count)
-          got[n] = wait_packet(partial_of(task, 2 * n + second) + i, got[n], a.step);
+      for (int offset = 1; offset < kWarps; offset *= 2)
+        highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, offset));
+      highest = __shfl_sync(kAllLanes, highest, 0);
+      const float weight = decode_tile::weight_of(own, highest);
+      const float total = warp_reduce_sum(lane < warps ? weight * s.total[lane] : 0.0f);
+      float x = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float of_warp = __shfl_sync(kAllLanes, weight, w);
+        if (w < warps) x += of_warp * s.sum[w][lane];
       }
-      __syncwarp();  // lanes have waited each for itself
-#pragma unroll
-      for (int n = 0; n < LOADS; ++n) highest = fmaxf(highest, logarithm(n));
-      highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 16));
-      float total = 0.0f, sum[3] = {};
-#pragma unroll
-      for (int n = 0; n < LOADS; ++n) {
-        const float weight = decode_tile::weight_of(logarithm(n), highest);
-        total += weight;
-#pragma unroll
-        for (int w = 0; w < 3; ++w) sum[w] += weight * __uint_as_float(got[n].word[w]);
-      }
-      total += __shfl_xor_sync(kAllLanes, total, 16);
-#pragma unroll
-      for (int w = 0; w < 3; ++w) {
-        sum[w] += __shfl_xor_sync(kAllLanes, sum[w], 16);
-        sum[w] = __shfl_sync(kAllLanes, sum[w], lane % kRunPackets);
-      }
-      const float x = lane < kRunPackets ? sum[0] : lane < 2 * kRunPackets ? sum[1] : sum[2];
       send_codes(x / total, a.mixed + task * kBlockPackets, a.step);
     }
   }
+  struct Combined {
+    float sum[kWarps][32], highest[kWarps], total[kWarps];
+  };
+  static_assert(sizeof(Combined) <= kScratchBytes && kMostRuns % (2 * kWarps) == 0);
 
   /// Packets of a run's 32 elements.
   __device__ __forceinline__ Packet* partial_of(int task, int run) const {

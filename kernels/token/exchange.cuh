@@ -62,6 +62,27 @@ __device__ __forceinline__ Packet wait_packet(const Packet* from, Packet p, unsi
   return p;
 }
 
+/// Packets of a warp's lanes, all asked for at the same time, and again all that have not come: one after the other, each
+/// would take a trip to L2. By all lanes.
+/// @param place of packet n: its address, or null for one that the lane does not want
+template <int N, class Place>
+__device__ __forceinline__ void wait_packets(Packet (&got)[N], const Place& place, unsigned step) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) got[n] = {{0, 0, 0}, place(n) != nullptr ? step - 1 : step};
+  unsigned polls = 0;
+  bool missing;
+  do {
+    if (++polls == kMostPolls) __trap();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (got[n].step != step) got[n] = load_packet(place(n));
+    }
+    missing = false;
+#pragma unroll
+    for (int n = 0; n < N; ++n) missing = missing || got[n].step != step;
+  } while (__any_sync(kAllLanes, missing));
+}
+
 namespace token {
 
 inline constexpr int kWarps = 16,

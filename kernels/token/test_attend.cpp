@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(token::kThreads, 1)
       meet();  // the sums have been read
     }
     for (a.block = static_cast<int>(blockIdx.x); a.block < a.blocks; a.block += grid)
-      token::Attend<HD>{a}.combine();
+      token::Attend<HD>{a}.combine(meet);
     meet();
 
     // No block goes on before all have read what they wanted; and then they see each other's rows of the caches.
