@@ -13,10 +13,10 @@ TEST_CASE("every rung is right at every shape") {
     Context ctx = testing::context_on(e);
     int checked = 0;
     for (const std::string& line :
-         testing::check_chapter(chapter_02(), testing::ragged_shapes(), ctx, &checked)) {
+         testing::check_chapter(chapter_02(), sampled(testing::ragged_shapes(), 9), ctx, &checked)) {
       FAIL_CHECK(to_string(e) << ": " << line);
     }
-    CHECK(checked >= 50);
+    CHECK(checked >= (under_sanitizer() ? 5 : 50));
   }
 }
 
@@ -26,7 +26,7 @@ TEST_CASE("a token's result is the same bits alone and in company") {
     for (const Rung& r : chapter_02().rungs) {
       if (!r.runs_on(e) || !r.peer_name.empty()) continue;
       CAPTURE(r.id);
-      for (const long long nt : {2, 3, 8, 13})
+      for (const long long nt : sampled<long long>({2, 3, 8, 13}, 4))
         CHECK(testing::same_bits_alone_and_together(r, nt, 21, 1096, ctx));
     }
   }

@@ -22,10 +22,10 @@ TEST_CASE("every rung is right at every shape") {
     std::vector<Shape> shapes = testing::block_shapes();
     for (const Shape& s : {Shape{1, 3, 1}, Shape{2, 9, 31}, Shape{1, 5, 104}})
       shapes.push_back(s);  // 16-bit types only
-    for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) {
+    for (const std::string& line : testing::check_chapter(chapter, sampled(shapes, 7), ctx, &checked)) {
       FAIL_CHECK(to_string(e) << ": " << line);
     }
-    CHECK(checked >= 250);
+    CHECK(checked >= (under_sanitizer() ? 30 : 250));
   }
 }
 
@@ -34,7 +34,8 @@ TEST_CASE("a token's result is the same bits alone and in company") {
     Context ctx = testing::context_on(e);
     for (const Rung& r : chapter_03().rungs) {
       CAPTURE(r.id);
-      for (const long long nt : {2, 9}) CHECK(testing::same_bits_alone_and_together(r, nt, 13, 1280, ctx));
+      for (const long long nt : sampled<long long>({2, 9}, 2))
+        CHECK(testing::same_bits_alone_and_together(r, nt, 13, 1280, ctx));
     }
   }
 }

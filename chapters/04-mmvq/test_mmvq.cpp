@@ -42,15 +42,16 @@ TEST_CASE("every rung is right at every shape") {
   }
   Context ctx = testing::context_on(kDeviceExecutor);
   int checked = 0;
+  shapes = sampled(shapes, 18, 7);
   for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
-  CHECK(checked >= 2000);
+  CHECK(checked >= (under_sanitizer() ? 100 : 2000));
 }
 
 TEST_CASE("a token's result is the same bits alone and in company") {
   Context ctx = testing::context_on(kDeviceExecutor);
   for (const Rung& r : chapter_04().rungs) {
     CAPTURE(r.id);
-    for (long long nt = 2; nt <= 8; ++nt) {
+    for (const long long nt : sampled<long long>({2, 3, 4, 5, 6, 7, 8}, 7, 1)) {
       if (nt != 3 && nt != 8 && !ends_with(r.id, "_multi"))
         continue;  // these launch every token alone anyway
       CHECK(testing::same_bits_alone_and_together(r, nt, 13, 1280, ctx));
@@ -67,7 +68,7 @@ TEST_CASE("several tokens in one pass give the bits of one after the other") {
     CAPTURE(multi.id);
     const Rung& single = find_rung(chapter, multi.id.substr(0, multi.id.size() - 6) + "_v2");
     for (const long long nt : {1, 2, 5, 8}) {
-      for (const long long id : {256LL, 4864LL}) {
+      for (const long long id : sampled<long long>({256, 4864}, 2)) {
         Operands ops({nt, 7, id}, 1, multi.form());
         ops.fill_inputs(FillKind::uniform, 21, ctx.stream);
         const std::vector<float> a = output(multi, ops, ctx), b = output(single, ops, ctx);
@@ -76,7 +77,7 @@ TEST_CASE("several tokens in one pass give the bits of one after the other") {
       }
     }
   }
-  CHECK(compared == 12 * 4 * 2);
+  CHECK(compared == 12 * 4 * (under_sanitizer() ? 1 : 2));
 }
 
 TEST_CASE("what a rung cannot take is refused with the reason") {

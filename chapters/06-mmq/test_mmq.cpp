@@ -48,8 +48,9 @@ TEST_CASE("every rung is right at every shape") {
   for (const Shape& s : {Shape{9, 13, 2048}, Shape{33, 3, 2304}, Shape{70, 9, 1280}, Shape{3, 261, 256}})
     shapes.push_back(s);
   int checked = 0;
+  shapes = sampled(shapes, 5, 2);
   for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
-  CHECK(checked >= 420);
+  CHECK(checked >= (under_sanitizer() ? 80 : 420));
 }
 
 #if !defined(__CUDACC__)
@@ -72,6 +73,7 @@ TEST_CASE("every token has its result for every number of tokens up to three til
     chapter.rungs.push_back(find_rung(all, id));
   std::vector<Shape> shapes;
   for (long long nt = 1; nt <= 130; nt += nt < 70 ? 3 : 7) shapes.push_back({nt, 18, 256});
+  shapes = sampled(shapes, 6);
   int checked = 0;
   for (const std::string& line : testing::check_chapter(chapter, shapes, ctx, &checked)) FAIL_CHECK(line);
   CHECK(checked == static_cast<int>(chapter.rungs.size() * shapes.size()));

@@ -4,6 +4,7 @@
 #include "chapters/08-around-the-matmul/around_the_matmul.cu"
 #include "chapters/08-around-the-matmul/wrong/wrong_kernels.cuh"
 #include "harness/device/doctest_main.hpp"
+#include "harness/device/under_sanitizer.hpp"
 
 using namespace ladder;
 using namespace ladder::chapter08;
@@ -30,7 +31,7 @@ TEST_CASE("every operation is right for some models, tokens and depths") {
   Stream stream;
   int checked = 0;
   for (const Operation& o : operations()) {
-    for (const char* name : {"0.5b", "7b"}) {
+    for (const char* name : sampled<const char*>({"0.5b", "7b"}, 2)) {
       for (const Point& p : {Point{&model(name), 1, 1},
                              {&model(name), 1, 70},
                              {&model(name), 3, 3},
@@ -44,7 +45,7 @@ TEST_CASE("every operation is right for some models, tokens and depths") {
       }
     }
   }
-  CHECK(checked > 60);
+  CHECK(checked > (under_sanitizer() ? 30 : 60));
 }
 
 TEST_CASE("attention over several pieces") {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/device/under_sanitizer.hpp"
 #include "harness/experiment/experiment.hpp"
 #include "harness/experiment/main.hpp"
 
