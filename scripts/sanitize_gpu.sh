@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the CUDA tests under compute-sanitizer: memcheck, racecheck, initcheck, synccheck. Every test case is a job of its
-# own, and several run side by side: the tool's own work is on the CPU.
+# Runs the CUDA tests, and the program with the bundled model, under compute-sanitizer: memcheck, racecheck, initcheck,
+# synccheck. Every test case is a job of its own, and several run side by side: the tool's own work is on the CPU.
 # Usage: scripts/sanitize_gpu.sh [--tool T,..] [--test NAME,..] [--jobs N] [--cases N] [--limit SECONDS]
 #                                [--within SECONDS] [--whole] [--runs FOLDER] [BUILD_FOLDER]
 #   --tool    only these of the four, in this order
-#   --test    only tests whose names have one of these in them (mmvq_tiles, attention, qwen_tales), in this order
+#   --test    only tests whose names have one of these in them (mmvq_tiles, attention, qwen_tales), in this order; the
+#             program, qwen_cuda, counts as a test, and its cases are types of weights that the model is written in
 #   --jobs    cases at a time (default: as many as there are CPUs)
 #   --cases   so many cases of a test in a job (default: 1), which saves the tool's start; where such a job does not
 #             pass, each of its cases runs alone. Under racecheck, which is ten times as slow, every case is a job anyway
@@ -63,18 +64,21 @@ for found in /usr/local/cuda*/bin/compute-sanitizer /opt/nvidia/*/bin/compute-sa
 done
 [ -n "$sanitizer" ] || stop "no compute-sanitizer on PATH or in /usr/local/cuda*/bin; it comes with the CUDA Toolkit"
 all=("$build"/test_*_cuda "$build"/chapters/test_*_cuda "$build"/chapters/*/test_*_cuda)
+[ ${#all[@]} -gt 0 ] || stop "no test_*_cuda in $build; build first (scripts/ladder test)"
+# Without a device a CUDA test skips itself with this status, and there is nothing to check.
+status=0
+"${all[0]}" --list-test-cases > /dev/null 2>&1 || status=$?
+[ $status -ne 77 ] || stop "no CUDA device, or no driver for one"
+[ ${#names[@]} -gt 0 ] || mapfile -t all < <(ls -S "${all[@]}")  # large ones first: they tend to take long
+program="$build/chapters/09-qwen/qwen_cuda" types=(Q4_0 Q4_K_M)
+[ ! -x "$program" ] || all+=("$program")
 tests=()
 for name in "${names[@]-}"; do
   for test in "${all[@]}"; do
     [[ $(basename "$test") != *"$name"* || " ${tests[*]-} " == *" $test "* ]] || tests+=("$test")
   done
 done
-[ ${#tests[@]} -gt 0 ] || stop "no test_*_cuda${names[*]:+ of ${names[*]}} in $build; build first (scripts/ladder test)"
-[ ${#names[@]} -gt 0 ] || mapfile -t tests < <(ls -S "${tests[@]}")  # large ones first: they tend to take long
-# Without a device a CUDA test skips itself with this status, and there is nothing to check.
-status=0
-"${tests[0]}" --list-test-cases > /dev/null 2>&1 || status=$?
-[ $status -ne 77 ] || stop "no CUDA device, or no driver for one"
+[ ${#tests[@]} -gt 0 ] || stop "no test_*_cuda of ${names[*]} in $build; build first (scripts/ladder test)"
 
 [ -z "$runs" ] || nvidia-smi -L > /dev/null 2>&1 || stop "--runs: nvidia-smi does not say which GPU this is"
 
@@ -124,8 +128,10 @@ tell() {
 check() {
   local tool=$1 test=$2 first=$3 last=$4 i name
   name=$(basename "$test")
+  local run=("$test" "$exclude" --first="$first" --last="$last")
+  [ "$test" != "$program" ] || run=("$test" run "$logs/$first.gguf" "Once upon a time" -n 8 --temp 0 --on gpu)
   attempt "$logs/$tool $name $first" clean "${limit:+$((limit * (last - first + 1)))}" \
-    "$sanitizer" --tool "$tool" --error-exitcode 1 "$test" "$exclude" --first="$first" --last="$last"
+    "$sanitizer" --tool "$tool" --error-exitcode 1 "${run[@]}"
   if [[ $said == passed || $said == "not run"* || $first -eq $last ]]; then
     tell "$tool" "$name" "$first" "$last" "$logs/$tool $name $first"
   else
@@ -144,14 +150,28 @@ start() {
 
 exclude="--test-case-exclude=*broken*"
 declare -A cases
+# The names of a test's cases, a line each.
+cases_of() {
+  if [ "$1" = "$program" ]; then
+    printf 'the bundled model in %s: a prompt, and eight tokens\n' "${types[@]}"
+  else
+    "$1" --list-test-cases "$exclude" | sed '1,/^====/d;/^====/,$d'
+  fi
+}
 for test in "${tests[@]}"; do
+  if [ "$test" = "$program" ]; then
+    cases[$test]=${#types[@]}
+    for ((i = 0; i < ${#types[@]}; ++i)); do
+      "$program" quantize data/models/tales-f16.gguf "$logs/$((i + 1)).gguf" "${types[i]}" > /dev/null
+    done
+    continue
+  fi
   count=$("$test" --count "$exclude" 2> /dev/null | grep -oE '[0-9]+ *$' | tail -1 || true)
   cases[$test]=${count:-1}
 done
 for tool in "${tools[@]}"; do
-  each=$together
-  [ "$tool" != racecheck ] || each=1
   for test in "${tests[@]}"; do
+    [[ $tool != racecheck && $test != "$program" ]] && each=$together || each=1
     for ((i = 1; i <= cases[$test]; i += each)); do
       start check "$tool" "$test" "$i" $((i + each - 1 < cases[$test] ? i + each - 1 : cases[$test]))
     done
@@ -202,7 +222,7 @@ if [ -n "$runs" ]; then
       for tool in "${tools[@]}"; do
         [ "$i" -gt "${cases[$test]}" ] || printf '%s\t%s\t%s\t%s\n' "$tool" "$name" "$case" "$(head -1 "$logs/$tool $name $i.verdict")"
       done
-    done < <("$test" --list-test-cases "$exclude" | sed '1,/^====/d;/^====/,$d')
+    done < <(cases_of "$test")
   done > "$logs/found"
   [ ! -e "$logs/racecheck planted race 1.verdict" ] ||
     printf 'racecheck\tplanted race\tis found\t%s\n' "$(head -1 "$logs/racecheck planted race 1.verdict")" >> "$logs/found"

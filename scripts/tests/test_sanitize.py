@@ -163,6 +163,24 @@ class Sanitize(ProjectCase):
         self.smi.write_text("#!/bin/sh\nexit 1\n")
         self.assert_usage_error(self.run_it("", "--runs", "data/runs"), "nvidia-smi does not say which GPU")
 
+    def test_the_program_with_the_bundled_model(self):
+        program = self.root / "build" / "chapters" / "09-qwen" / "qwen_cuda"
+        program.parent.mkdir()
+        program.write_text('#!/bin/sh\nif [ "$1" = quantize ]; then echo "$4" > "$3"; fi\n')
+        program.chmod(0o755)
+        self.tool.write_text(
+            SANITIZER + 'for word; do case "$word" in *.gguf) cat "$word" >> $(dirname $0)/log ;; esac; done\n'
+        )
+        done = self.run_it("", "--tool", "memcheck,racecheck", "--cases", "9", "--jobs", "1", "--runs", "data/runs")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual((self.tool.parent / "log").read_text(), "Q4_0\nQ4_K_M\n" * 2)
+        self.assertIn("memcheck qwen_cuda 2: passed (0 s)", done.stdout)
+        found = map(json.loads, (self.root / "data/runs/nvidia-h200/sanitizer.jsonl").read_text().splitlines())
+        names = [c["name"] for r in found if r["test"] == "qwen_cuda" for c in r["cases"]]
+        self.assertEqual(len(names), 4)
+        self.assertEqual(names[0], "the bundled model in Q4_0: a prompt, and eight tokens")
+        self.assertEqual(len(self.lines(self.run_it("", "--test", "gemv", "--tool", "memcheck"))[0]), 2)
+
     def test_tests_are_told(self):
         for words, value in (((), "1"), (("--whole",), "")):
             done = self.run_it("env", "--tool", "memcheck", *words)
