@@ -120,6 +120,34 @@ class Weave(ProjectCase):
         self.assert_fails(f'engine_table("{DEVICE}", ["tg128", "pp512"])', "pp512")
         self.assert_fails(f'engine_table("{DEVICE}", ["tg128"], name="tales")', "tales")
 
+    def test_sanitizer_table(self):
+        def record(tool: str, date: str, result: str, **more: str) -> dict:
+            return {
+                "schema": 1,
+                "rung": "sanitizer",
+                "executor": "gpu",
+                "device": DEVICE,
+                "test": "test_mmq_cuda",
+                "params": {"tool": tool, "whole": False},
+                "cases": [{"name": "ragged", "result": "passed"}, {"name": "long rows", "result": result, **more}],
+                "date": date,
+                "toolchain": "compute-sanitizer",
+                "command": "scripts/sanitize_gpu.sh",
+            }
+
+        hazard = {"said": "exit status 1, RACECHECK SUMMARY: 1 hazard"}
+        old = record("racecheck", "2026-01-01T00:00:00Z", "failed", **hazard)
+        cut = record("racecheck", "2026-01-02T00:00:00Z", "cut off", said="cut off after 9 s")
+        self.write_runs(old, cut, record("memcheck", "2026-01-02T00:00:00Z", "passed"))
+        call = f'sanitizer_table("{DEVICE}")'
+        made = self.assert_woven(call, "| mmq  |        2 | 1 of 2: 1 cut off |", "without the largest shapes")
+        self.assertNotIn("hazard", made, "the newest record of a tool and test counts")
+        self.write_runs(old)
+        self.assert_woven(
+            call, "1 of 2: 1 failed", "* racecheck, mmq: “long rows”: exit status 1, RACECHECK SUMMARY: 1"
+        )
+        self.assert_fails('sanitizer_table("nvidia-none")', "no records of scripts/sanitize_gpu.sh on nvidia-none")
+
     def test_invalid_points_are_marked_and_explained(self):
         self.record_all(valid=False, why_not="operands stay in L2")
         self.assert_woven("table(nt=1)", "90.0 % †", "† not valid: operands stay in L2.")
