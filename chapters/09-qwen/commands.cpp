@@ -182,6 +182,10 @@ class CommandLine {
     sub->add_flag("--ignore-eos", sampling.ignore_eos,
                   "never end by itself: end-of-generation tokens are not drawn")
         ->group(group);
+    sub->footer(
+        "A GPU draws tokens itself, several between two looks at them, unless a penalty is asked for, or\n"
+        "a --top-k of 0 or above " +
+        std::to_string(kSampleMostK) + " (which --temp 0 ignores): then the CPU draws each from all logits.");
   }
 
   static void add_nfc(CLI::App* sub, bool& nfc) {

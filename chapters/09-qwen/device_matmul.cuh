@@ -24,6 +24,7 @@
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/elementwise/swiglu.cuh"
 #include "kernels/gemm/acts_f16.cuh"
+#include "kernels/gemv/gemv_fused.cuh"
 #include "kernels/gemv/quant_f32_matmul.cuh"
 #include "kernels/mmvq/mmvq_tiles.cuh"
 #include "kernels/mmvq/tile_acts.cuh"
@@ -79,6 +80,12 @@ class DeviceMatmul {
   }
   [[nodiscard]] dispatch::Kernel kernel(const gguf::Tensor* t, long long nt) const {
     return gate(t, nt).kernel;
+  }
+  /// Whether a matrix has a product for a token alone that is fused with what stands around it: with f32 activations, in
+  /// place of the kernel that multiplies any number of rows.
+  [[nodiscard]] bool fused(const gguf::Tensor* t) const {
+    return kernel(t, 1) == dispatch::Kernel::f32_matmul &&
+           gemv_fused_supported(t->type, t->row_length(), device_.shared_per_block_optin).ok();
   }
 
   // Memory ----------------------------------------------------------------------------------------------------------
@@ -162,6 +169,12 @@ class DeviceMatmul {
   }
   static Shape shape_of(const gguf::Tensor* t) { return {1, t->rows(), t->row_length()}; }
 
+  /// A matrix as rows, and what is to become of its product, for gemv_fused.
+  [[nodiscard]] FusedPart fused_part(const Product& p) const {
+    return {rows_of(p.weights), p.out, static_cast<int>(p.weights->rows()), floats_of(p.bias),
+            p.add ? p.out : nullptr};
+  }
+
   // Products --------------------------------------------------------------------------------------------------------
 
   // ANCHOR: multiply
@@ -240,6 +253,12 @@ class DeviceMatmul {
     finish(p, out, nt, stream);
   }
 
+  /// What a launch of gemv_fused is, for a trace.
+  [[nodiscard]] LaunchNote fused_note(std::array<const gguf::Tensor*, 3> weights) const {
+    LaunchNote n = note(gate(weights[0], 1), weights, 1);
+    n.kernel = kFusedName;
+    return n;
+  }
   /// What a launch of a product is, for a trace.
   [[nodiscard]] LaunchNote note(const dispatch::Gate& g, std::array<const gguf::Tensor*, 3> weights,
                                 int nt) const {

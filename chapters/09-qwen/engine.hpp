@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chapters/09-qwen/model.hpp"
+#include "chapters/09-qwen/sampler.hpp"
 #include "harness/device/device_info.hpp"
 #include "kernels/dispatch/dispatch.hpp"
 
@@ -57,14 +58,13 @@ class Engine {
   /// Empty for an engine to which all memory is the same.
   [[nodiscard]] virtual std::span<float> logits_room() { return {}; }
 
-  /// Prepares follow(). @param bias [vocabulary] added to logits, none of it NaN or +infinity; empty for none
-  /// false: this engine has no follow().
-  [[nodiscard]] virtual bool can_follow(std::span<const float> bias) {
-    (void)bias;
+  /// Prepares follow(). false: this engine does not draw so.
+  [[nodiscard]] virtual bool can_follow(const Drawing& drawing) {
+    (void)drawing;
     return false;
   }
-  /// Runs `token`, then the token with the largest logit after it (the lowest of equals), and so on, without a look at the
-  /// logits in between: drawn.size() tokens, the last of which is drawn and not run. A token that cannot be drawn, as
+  /// Runs `token`, then the token that the last can_follow() draws after it, and so on, without a look at the logits in
+  /// between: drawn.size() tokens, the last of which is drawn and not run. A token that cannot be drawn, as
   /// logits are no numbers, is -1, and nothing after it means anything.
   /// Throws std::invalid_argument for a token out of range and no room, ContextFull when the tokens do not fit.
   virtual void follow(std::int32_t token, std::span<std::int32_t> drawn) {

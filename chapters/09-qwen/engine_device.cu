@@ -34,8 +34,10 @@
 #include "kernels/elementwise/argmax.cuh"
 #include "kernels/elementwise/rms_norm.cuh"
 #include "kernels/elementwise/rope_store.cuh"
+#include "kernels/elementwise/sample.cuh"
 #include "kernels/elementwise/set_step.cuh"
 #include "kernels/elementwise/swiglu.cuh"
+#include "kernels/gemv/gemv_fused.cuh"
 #include "kernels/mmvq/mmvq_tiles.cuh"
 #include "kernels/mmvq/tile_acts.cuh"
 #include "kernels/mmvq/tiles.cuh"
@@ -74,7 +76,8 @@ std::string kernels_of(const Model& model, const DeviceMatmul& matmul, int batch
     std::map<std::string, std::set<WeightType>> types;  // of a kernel
     const auto add = [&](const gguf::Tensor* t, int rows) {
       const dispatch::Kernel k = matmul.kernel(t, rows);
-      const std::string name = k == dispatch::Kernel::f32_matmul
+      const std::string name = nt == 1 && matmul.fused(t) ? kFusedName
+                               : k == dispatch::Kernel::f32_matmul
                                    ? dispatch::kernel_name(k, t->type, t->row_length())
                                    : dispatch::info(k).id;
       types[name].insert(t->type);
@@ -90,7 +93,8 @@ std::string kernels_of(const Model& model, const DeviceMatmul& matmul, int batch
     for (const auto& [kernel, of] : types) {
       std::string names;
       for (const WeightType t : of) names += (names.empty() ? "" : ", ") + std::string(info(t).name);
-      const bool named = kernel.starts_with("gemv_") || kernel.ends_with("_f32_matmul");
+      const bool named =
+          (kernel.starts_with("gemv_") && kernel != kFusedName) || kernel.ends_with("_f32_matmul");
       text += (text.empty() ? "" : "; ") + (named ? kernel : kernel + " of " + names);
     }
     return text;
@@ -192,25 +196,33 @@ class DeviceEngine final : public Engine {
     position_ += n;
   }
 
-  [[nodiscard]] bool can_follow(std::span<const float> bias) override {
+  [[nodiscard]] bool can_follow(const Drawing& drawing) override {
+    const auto vocabulary = model_.hp.vocabulary;
+    if (drawing.sample && !sample_supported(*drawing.sample, 1, vocabulary).ok()) return false;
     if (drawn_.size() == 0) {
       drawn_ = HostBuffer<std::int32_t>(static_cast<std::size_t>(options_.context) + 1);
       argmax_state_ = Buffer<unsigned char>(argmax_workspace(1), "the largest logit so far");
       argmax_state_.fill_bytes(0);
-      bias_ = Buffer<float>(static_cast<std::size_t>(model_.hp.vocabulary), "what is added to logits");
+      bias_ = Buffer<float>(static_cast<std::size_t>(vocabulary), "what is added to logits");
     }
-    biased_ = !bias.empty();
-    if (bias.empty()) {
+    if (drawing.sample && sample_state_.size() == 0) {
+      sample_state_ = Buffer<unsigned char>(sample_workspace(1), "the most probable tokens so far");
+      sample_state_.fill_bytes(0);
+    }
+    if (drawing.sample != sample_) followed_ = {};  // recorded with the options of the draw
+    sample_ = drawing.sample;
+    biased_ = !drawing.bias.empty();
+    if (!biased_) {
       bias_.fill_bytes(0);
     } else {
-      bias_.upload(bias);
+      bias_.upload(drawing.bias);
     }
     return true;
   }
 
   void follow(std::int32_t token, std::span<std::int32_t> drawn) override {
     check_follow(*this, model_.hp.vocabulary, token, drawn.size());
-    if (whole_ && !biased_ && whole_->takes(position_, static_cast<int>(drawn.size()))) {
+    if (whole_ && !biased_ && !sample_ && whole_->takes(position_, static_cast<int>(drawn.size()))) {
       std::int32_t* const to = drawn_.data() + position_ + 1;
       whole_->queue(launches_, token, position_, static_cast<int>(drawn.size()), nullptr, to, stream_);
       finish();
@@ -437,7 +449,8 @@ class DeviceEngine final : public Engine {
     });
   }
 
-  // One token: five launches a layer. What a launch needs as int8, the launch before it has made.
+  // One token: five launches a layer. What a launch needs as int8, the launch before it has made; float weights take rows as
+  // they are.
 
   /// The residual stream as int8, whose normalisation is still to come: what the launch before has left of x_.
   [[nodiscard]] MmvqActs row_acts() const {
@@ -465,8 +478,8 @@ class DeviceEngine final : public Engine {
                : nullptr;
   }
 
-  /// Products of one token, all with the same activations: a launch for each type of tiles, one after the other where
-  /// there are several; what has no tiles takes `row`, normalised if `norm` is given.
+  /// Products of one token, all with the same activations: a launch for each type of tiles, and for each of float weights,
+  /// one after the other where there are several; others take `row`, normalised if `norm` is given, one by one.
   /// @param also as launch_mmvq_tiles has it
   void multiply_one(std::span<const Product> products, const MmvqActs& acts, const float* row,
                     const gguf::Tensor* norm, const MmvqPlanes& also = {}) {
@@ -475,7 +488,8 @@ class DeviceEngine final : public Engine {
     bool normed = false;
     for (const Product& p : products) {
       const WeightType type = p.weights->type;
-      if (!tiled(p.weights)) {
+      const bool tiles = tiled(p.weights);
+      if (!tiles && !matmul_.fused(p.weights)) {
         if (norm != nullptr && !normed) {
           queue({"rms_norm", {}, 1, id}, [&] {
             return launch_rms_norm(row, floats_of(norm), normed_.data(), 1, id, model_.hp.rms_epsilon,
@@ -484,18 +498,33 @@ class DeviceEngine final : public Engine {
           normed = true;
         }
         matmul_.multiply_floats(p, norm != nullptr ? normed_.data() : row, 1, stream_);
-      } else if (done.insert(type).second) {
-        std::vector<MmvqPart> parts;
-        LaunchNote note = matmul_.note(matmul_.gate(p.weights, 1), {}, 1);
-        for (const Product& q : products) {
-          if (q.weights->type != type || !tiled(q.weights)) continue;
-          note.weights[parts.size()] = q.weights;
-          parts.push_back({tiles_of(q.weights), q.out, static_cast<int>(q.weights->rows()), floats_of(q.bias),
-                           q.add ? q.out : nullptr});
-        }
-        queue(note, [&] { return launch_mmvq_tiles(type, parts, acts, 1, id, stream_, overlap(), also); });
+        continue;
       }
+      if (!done.insert(type).second) continue;
+      std::vector<MmvqPart> of_tiles;
+      std::vector<FusedPart> of_rows;
+      LaunchNote note =
+          tiles ? matmul_.note(matmul_.gate(p.weights, 1), {}, 1) : matmul_.fused_note({{p.weights}});
+      std::size_t n = 0;
+      for (const Product& q : products) {
+        if (q.weights->type != type || !(tiles ? tiled(q.weights) : matmul_.fused(q.weights))) continue;
+        note.weights[n++] = q.weights;
+        if (tiles) {
+          of_tiles.push_back({tiles_of(q.weights), q.out, static_cast<int>(q.weights->rows()),
+                              floats_of(q.bias), q.add ? q.out : nullptr});
+        } else {
+          of_rows.push_back(matmul_.fused_part(q));
+        }
+      }
+      queue(note, [&] {
+        return tiles ? launch_mmvq_tiles(type, of_tiles, acts, 1, id, stream_, overlap(), also)
+                     : launch_gemv_fused(type, of_rows, fused_acts(row, norm), id, stream_, overlap());
+      });
     }
+  }
+  /// What float weights are multiplied with, normalised if `norm` is given.
+  [[nodiscard]] FusedActs fused_acts(const float* row, const gguf::Tensor* norm) const {
+    return {row, floats_of(norm), model_.hp.rms_epsilon};
   }
 
   /// Queues a forward pass of one token, whose step is set; x_ then holds the last layer's row.
@@ -571,18 +600,29 @@ class DeviceEngine final : public Engine {
   void swiglu_one(const Layer& l) {
     const MmvqActs acts = row_acts();
     const bool planes = tiled(l.ffn_down);
-    if (!tiled(l.ffn_gate) || l.ffn_gate->type != l.ffn_up->type) {
+    const bool together = l.ffn_gate->type == l.ffn_up->type;
+    const auto od = static_cast<int>(l.ffn_gate->rows()), id = static_cast<int>(l.ffn_gate->row_length());
+    if (together && matmul_.fused(l.ffn_gate)) {
+      queue(matmul_.fused_note({{l.ffn_gate, l.ffn_up}}), [&] {
+        return launch_gemv_fused_swiglu(l.ffn_gate->type, rows_of(l.ffn_gate), rows_of(l.ffn_up),
+                                        fused_acts(x_.data(), l.ffn_norm), gate_.data(), od, id, stream_,
+                                        overlap());
+      });
+      if (planes) quantize_one(gate_.data(), od);
+      return;
+    }
+    if (!together || !tiled(l.ffn_gate)) {
       const Product both[] = {{l.ffn_gate, gate_.data()}, {l.ffn_up, up_.data()}};
       multiply_one(both, acts, x_.data(), l.ffn_norm);
-      queue({"swiglu", {}, 1, l.ffn_gate->rows()},
-            [&] { return launch_swiglu(gate_.data(), up_.data(), l.ffn_gate->rows(), stream_, overlap()); });
-      if (planes) quantize_one(gate_.data(), l.ffn_gate->rows());
+      queue({"swiglu", {}, 1, od},
+            [&] { return launch_swiglu(gate_.data(), up_.data(), od, stream_, overlap()); });
+      if (planes) quantize_one(gate_.data(), od);
       return;
     }
     queue(matmul_.note(matmul_.gate(l.ffn_gate, 1), {{l.ffn_gate, l.ffn_up}}, 1), [&] {
       return launch_mmvq_tiles_swiglu(l.ffn_gate->type, tiles_of(l.ffn_gate), tiles_of(l.ffn_up), acts,
                                       planes ? nullptr : gate_.data(), planes ? planes_.data() : nullptr,
-                                      {1, l.ffn_gate->rows(), l.ffn_gate->row_length()}, stream_, overlap());
+                                      {1, od, id}, stream_, overlap());
     });
   }
 
@@ -593,7 +633,7 @@ class DeviceEngine final : public Engine {
                      rows, stream_);
   }
 
-  /// One token, whose step is set, to its logits, in device memory or row_. @param draw and the largest of them to the step
+  /// One token, whose step is set, to its logits, in device memory or row_. @param draw and the token after it to the step
   void queue_token(float* logits, bool draw) {
     const Product output = {model_.output, logits};
     if (fused_one_) {
@@ -604,6 +644,14 @@ class DeviceEngine final : public Engine {
       matmul_.multiply({&output, 1}, {x_.data(), model_.output_norm}, 1, stream_);
     }
     if (!draw) return;
+    if (sample_) {
+      queue({"sample_token", {}, 1, model_.hp.vocabulary}, [&] {
+        return launch_sample(logits, drawn_.data(), nullptr, *sample_, 1, model_.hp.vocabulary,
+                             sample_state_.data(), stream_, overlap(), bias_.data(),
+                             {step_.data(), drawn_.data()});
+      });
+      return;
+    }
     queue({"argmax", {}, 1, model_.hp.vocabulary}, [&] {
       return launch_argmax(logits, drawn_.data(), 1, model_.hp.vocabulary, argmax_state_.data(), stream_,
                            overlap(), bias_.data(), {step_.data(), drawn_.data()});
@@ -682,9 +730,10 @@ class DeviceEngine final : public Engine {
   Buffer<float> logits_;                             // [logits_rows][vocabulary]
   HostBuffer<float> row_;           // one token's logits, written by the kernel that computes them
   HostBuffer<std::int32_t> drawn_;  // [context + 1], by position: tokens of follow()
-  Buffer<unsigned char> argmax_state_;
+  Buffer<unsigned char> argmax_state_, sample_state_;
   Buffer<float> bias_;                   // [vocabulary] of follow()
   bool biased_ = false;                  // whether one of them is not 0
+  std::optional<SampleOptions> sample_;  // of follow(); nothing: the largest logit
   std::optional<WholeToken> whole_;      // where single tokens are one launch
   std::array<Again, 2> one_, followed_;  // a token and its logits; and the token after it: not deep, deep
   AttentionDecodePlan attention_;        // of attention_decode

@@ -108,10 +108,10 @@ Generation generate(Engine& engine, const Tokenizer& tokenizer, Sampler& sampler
   statistics.prompt_tokens = static_cast<int>(prompt.size());
   history.insert(history.end(), prompt.begin(), prompt.end());
 
-  // 2. Where a draw is the largest logit, and the engine finds that itself, several tokens are drawn before they are looked
-  //    at: so many that a user does not notice.
-  const std::optional<std::vector<float>> bias = sampler.largest_with_bias();
-  const bool follow = bias && engine.can_follow(*bias);
+  // 2. Where a draw depends on logits and position alone, and the engine makes it itself, several tokens are drawn before
+  //    they are looked at: so many that a user does not notice.
+  const std::optional<Drawing> drawing = sampler.drawing();
+  const bool follow = drawing && engine.can_follow(*drawing);
   std::vector<Token> ahead;  // what the engine has drawn; all but the last are in its cache
   std::size_t looked_at = 0, at_once = 1;
   const auto position = [&] { return before + static_cast<int>(prompt.size() + result.evaluated); };

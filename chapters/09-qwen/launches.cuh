@@ -17,6 +17,10 @@
 
 namespace ladder::qwen {
 
+/// The kernel of a token alone that the dispatch function does not know: it does what the float kernels do, with more of
+/// what stands around a product in the same launch.
+inline constexpr const char* kFusedName = "gemv_fused";
+
 /// What a launch is, for a trace.
 struct LaunchNote {
   const char* kernel;
@@ -154,7 +158,8 @@ class Launches {
       o.add("percent_of_roof", 100 * std::max(by_bytes, by_ops) / ns);
       o.add("roof", by_bytes >= by_ops ? "memory, measured before" : "tensor cores, data sheet");
     }
-    trace_->add(dispatch::kernel_name(k, type, id), "multiply", begin, ns, o);
+    trace_->add(n.kernel == kFusedName ? kFusedName : dispatch::kernel_name(k, type, id), "multiply", begin,
+                ns, o);
   }
 
   int count_ = 0;

@@ -89,16 +89,25 @@ Sampler::Sampler(SamplerOptions options, int vocabulary)
   counts_.assign(static_cast<std::size_t>(vocabulary), 0);
 }
 
-std::optional<std::vector<float>> Sampler::largest_with_bias() const {
-  if (!draws_largest() || has_penalties()) return std::nullopt;
-  std::vector<float> bias(static_cast<std::size_t>(vocabulary_));
+std::optional<Drawing> Sampler::drawing() const {
+  if (has_penalties()) return std::nullopt;
+  Drawing all;
+  if (!draws_largest()) {
+    // All of them would be in another order here: that of ids.
+    if (options_.top_k >= vocabulary_) return std::nullopt;
+    all.sample = {options_.temperature, options_.top_k, options_.top_p, options_.min_p, options_.seed};
+    if (!sample_supported(*all.sample, 1, vocabulary_).ok()) return std::nullopt;
+  }
+  if (options_.logit_bias.empty() && options_.banned.empty()) return all;
+  std::vector<float>& bias = all.bias;
+  bias.resize(static_cast<std::size_t>(vocabulary_));
   for (const auto& [token, b] : options_.logit_bias) {
     float& sum = bias[static_cast<std::size_t>(token)];
     if (sum != 0) return std::nullopt;  // two for a token are added one after the other
     sum = b;
   }
   for (const Token token : options_.banned) bias[static_cast<std::size_t>(token)] = -kInfinity;
-  return bias;
+  return all;
 }
 
 /// Counts the tokens that penalties look at, into counts_ and seen_.

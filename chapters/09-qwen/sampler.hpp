@@ -15,6 +15,7 @@
 
 #include "chapters/09-qwen/tokenizer.hpp"
 #include "kernels/elementwise/philox.hpp"
+#include "kernels/elementwise/sample_options.hpp"
 
 namespace ladder::qwen {
 
@@ -43,6 +44,12 @@ class NotANumber : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A draw as the device makes it: the same for every position.
+struct Drawing {
+  std::vector<float> bias;  ///< [vocabulary] added to logits, none of it NaN or +infinity; empty for none
+  std::optional<SampleOptions> sample;  ///< nothing: the largest logit, the lowest id of equals
+};
+
 class Sampler {
  public:
   /// Throws std::invalid_argument, naming the option and what is allowed.
@@ -54,9 +61,10 @@ class Sampler {
   /// logits or a history that do not fit the vocabulary. After an error the sampler is as it was.
   [[nodiscard]] Token sample(std::span<const float> logits, std::span<const Token> history,
                              std::uint64_t position);
-  /// What a draw comes down to where it is always the largest logit of all, with the same numbers added each time: these
-  /// numbers [vocabulary], none of them NaN or +infinity. Nothing where it depends on more.
-  [[nodiscard]] std::optional<std::vector<float>> largest_with_bias() const;
+  /// What a draw comes down to where it depends on nothing but the logits and the position: what an engine needs to draw
+  /// the same. Nothing where it depends on more, or on more candidates than a device keeps: then penalties, no top-k, one of
+  /// more than kSampleMostK, or two biases for a token were asked for.
+  [[nodiscard]] std::optional<Drawing> drawing() const;
 
  private:
   using Candidate = std::pair<float, Token>;  // logit, id

@@ -96,8 +96,9 @@ class ScriptedEngine : public Engine {
     }
   }
 
-  [[nodiscard]] bool can_follow(std::span<const float> bias) override {
-    bias_.assign(bias.begin(), bias.end());
+  [[nodiscard]] bool can_follow(const Drawing& drawing) override {
+    CHECK_FALSE(drawing.sample.has_value());
+    bias_ = drawing.bias;
     return follows;
   }
   void follow(std::int32_t token, std::span<std::int32_t> drawn) override {

@@ -373,6 +373,39 @@ TEST_CASE("a seed and a position always draw the same") {
   }
 }
 
+TEST_CASE("what a device can draw is said, with what is added to logits") {
+  SamplerOptions o;
+  o.seed = 9;
+  o.logit_bias = {{4, 1.5f}};
+  o.banned = {2};
+  const auto drawing = [&] { return Sampler(o, 100).drawing(); };
+  REQUIRE(drawing().has_value());
+  CHECK(drawing()->sample == SampleOptions{0.8f, 40, 0.95f, 0.05f, 9});
+  std::vector<float> bias(100, 0.0f);
+  bias[4] = 1.5f, bias[2] = -kInfinity;
+  CHECK(drawing()->bias == bias);
+  for (const int top_k : {0, -1, 65, 100}) {
+    o.top_k = top_k;
+    CHECK_FALSE(drawing().has_value());
+  }
+  o.top_k = 64;
+  CHECK(drawing().has_value());
+  CHECK_FALSE(Sampler(SamplerOptions(), 40).drawing().has_value());  // top-k 40 of 40
+  o.repeat_penalty = 1.1f;
+  CHECK_FALSE(drawing().has_value());
+  o.repeat_penalty = 1;
+  o.logit_bias.emplace_back(4, 0.5f);
+  CHECK_FALSE(drawing().has_value());
+  o.logit_bias.clear();
+  o.banned.clear();
+  CHECK(drawing()->bias.empty());
+  for (const auto& [temperature, top_k] : {std::pair{0.0f, 0}, std::pair{0.7f, 1}}) {  // the largest
+    o.temperature = temperature, o.top_k = top_k;
+    REQUIRE(drawing().has_value());
+    CHECK_FALSE(drawing()->sample.has_value());
+  }
+}
+
 TEST_CASE("draws have the softmax's distribution") {
   // Chi-square over 9 tokens, so 8 degrees of freedom: above 26.12 in one of 1000 cases. The seed is fixed.
   std::mt19937 random(5);

@@ -27,9 +27,22 @@ namespace ladder {
 inline constexpr int kArgmaxThreads = 256, kArgmaxPart = 1024, kArgmaxMostBlocks = 128;
 
 /// Where a token that was drawn goes, for the pass that follows without the host.
-struct ArgmaxNext {
+struct DrawnNext {
   int* step = nullptr;   ///< {position, token}: of the pass that is ending, then of the next; or null
   int* drawn = nullptr;  ///< [context + 1]: by position
+
+  /// By one thread, when nobody reads the step any more.
+  __device__ __forceinline__ void store(int id) const {
+    const int position = step[0] + 1;
+    step[0] = position;
+    step[1] = id;
+    drawn[position] = id;
+  }
+  [[nodiscard]] Status supported(const char* kernel, int nt) const {
+    if (step == nullptr || (nt == 1 && drawn != nullptr)) return {};
+    return Status::error(std::string(kernel) +
+                         ": only one row has a next step, with a place for what is drawn");
+  }
 };
 
 /// Of a row, between and during launches. All zero at rest.
@@ -54,7 +67,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  /
                                                          ArgmaxState* state,   // [nt]
                                                          int n,
                                                          const float* __restrict__ bias,  // [n] or null
-                                                         ArgmaxNext next) {
+                                                         DrawnNext next) {
   __shared__ unsigned long long partial[kArgmaxThreads / 32];
   const long long t = blockIdx.y;
   const float* row = logits + t * n;
@@ -93,11 +106,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const float* logits,  /
   const int id =
       best == ~0ull || best == 0 ? -1 : static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
   ids[t] = id;
-  if (next.step == nullptr) return;
-  const int position = next.step[0] + 1;
-  next.step[0] = position;
-  next.step[1] = id;
-  next.drawn[position] = id;
+  if (next.step != nullptr) next.store(id);
   // ANCHOR_END: argmax
 }
 
@@ -111,13 +120,12 @@ constexpr std::size_t argmax_workspace(int nt) { return static_cast<std::size_t>
 /// @param next of one row: what the next token's pass reads
 inline Status launch_argmax(const float* logits, int* ids, int nt, long long n, void* workspace,
                             Stream& stream, bool programmatic = false, const float* bias = nullptr,
-                            const ArgmaxNext& next = {}) {
+                            const DrawnNext& next = {}) {
   constexpr long long kMost = 0x7fffffff;
   if (n < 1 || n > kMost)
     return Status::error("argmax: n must be 1 to " + std::to_string(kMost) + ", not " + std::to_string(n));
   if (nt < 1 || nt > 65535) return Status::error("argmax: nt must be 1 to 65535, not " + std::to_string(nt));
-  if (next.step != nullptr && (nt != 1 || next.drawn == nullptr))
-    return Status::error("argmax: only one row has a next step, with a place for what is drawn");
+  if (Status s = next.supported("argmax", nt); !s.ok()) return s;
   const auto blocks =
       static_cast<unsigned>(std::min<long long>((n - 1) / kArgmaxPart + 1, kArgmaxMostBlocks));
   LaunchOptions options;

@@ -1,13 +1,15 @@
 // RUNG      sample_token: the next token, drawn among the most probable ones, without a logit leaving the device.
 // PREV      argmax: always the largest; a sampler on the host needs 608 KB of logits for each token
 // COMPUTES  ids[t] = a token of the top_k largest logits[t] that top-p and min-p leave, drawn with weights
-//           exp((logit - largest) / temperature) by the random number of (seed, *position + t); -1 if no token can be drawn
+//           exp((logit - largest) / temperature) by the random number of (seed, *position + t); -1 if no token can be drawn.
+//           With a bias: of logits[t][i] + bias[i]. With a step: as argmax, and the number of (seed, step's position + 1)
 // LAYOUT    logits row-major f32 [nt][n], ids int32
 // MAP       grid(ceil(n/1024), at most 128, nt) block(256): block -> every gridDim.x-th run of 256 of a row; the block that
 //           comes last to its row selects once more, among what all blocks have left, and draws
 // NEEDS     n from 1 to 2 M, nt from 1 to 65535, top_k from 1 to 64, temperature above 0 (checked by the launcher, and said in
 //           its error); a workspace that was zero before the first use
-// TRAFFIC   logits 4*nt*n B (twice, the second time from L2)     WORK nt*n comparisons, and the selection's
+// TRAFFIC   logits 4*nt*n B (twice, the second time from L2), a bias as many again     WORK nt*n comparisons, and the
+//           selection's
 // LOOK FOR  SASS: the two loops of `select` over shared memory, LDS.64 with one address for a warp; MUFU.EX2 of doubles
 // EXPECT    some microseconds: two selections of a few steps each that wait for each other, and a sum in order by one thread
 // BUILD     part of chapters/08-around-the-matmul; tested by kernels/elementwise/test_sample.cpp
@@ -23,21 +25,11 @@
 #include "kernels/device/pdl.cuh"
 #include "kernels/elementwise/argmax.cuh"
 #include "kernels/elementwise/philox.hpp"
+#include "kernels/elementwise/sample_options.hpp"
 
 namespace ladder {
 
-inline constexpr int kSampleThreads = 256, kSamplePart = 1024, kSampleMostBlocks = 128, kSampleMostK = 64;
-inline constexpr long long kSampleMostLogits = 1LL * kSampleMostBlocks * kSampleThreads * kSampleMostK;
-
-/// How a token is drawn: first the top_k largest logits, of them the fewest that hold the probability top_p, of those the
-/// ones at least min_p times as probable as the first; all this at temperature 1.
-struct SampleOptions {
-  float temperature;
-  int top_k;    ///< 1 to kSampleMostK
-  float top_p;  ///< 1 or more: off
-  float min_p;  ///< 0 or less: off
-  std::uint64_t seed;
-};
+inline constexpr int kSamplePart = 1024;  ///< logits of a block at least
 
 /// What blocks of a row leave for the last one. `arrived` is zero at rest.
 struct SampleRow {
@@ -66,7 +58,8 @@ struct Selection {
   unsigned long long largest[kSampleThreads];  // of each thread
   unsigned long long kept[kSampleMostK * kSampleMostK];
   unsigned long long best[kSampleMostK];  // largest first
-  double weight[kSampleMostK];
+  double weight[kSampleMostK];            // at temperature 1
+  double drawn[kSampleMostK];             // and at that of the draw
   unsigned long long bound;
   int count, bad, last;
 };
@@ -130,14 +123,12 @@ __device__ inline int draw(const Selection& s, int count, const SampleOptions& o
     const double least = largest + log(static_cast<double>(o.min_p));
     while (count > 1 && logit_of(s.best[count - 1]) < least) --count;
   }
-  const auto weight = [&](int i) { return exp((logit_of(s.best[i]) - largest) / o.temperature); };
   double total = 0, sum = 0;
-  for (int i = 0; i < count; ++i) total += weight(i);
+  for (int i = 0; i < count; ++i) total += s.drawn[i];
   int drawn = 0;
   for (int i = 0; i < count && sum <= random * total; ++i) {
-    const double w = weight(i);
-    if (w == 0) continue;
-    sum += w;
+    if (s.drawn[i] == 0) continue;
+    sum += s.drawn[i];
     drawn = i;
   }
   return token_of(s.best[drawn]);
@@ -149,9 +140,11 @@ __device__ inline int draw(const Selection& s, int count, const SampleOptions& o
 __global__ void __launch_bounds__(kSampleThreads)
     sample_token(const float* logits,  // [nt][n]
                  int* ids,             // [nt]
-                 const int* position,  // of the first row's token
+                 const int* position,  // of the first row's token, or null with a step
                  SampleRow* rows,      // [nt]
-                 int n, SampleOptions options) {
+                 int n, SampleOptions options,
+                 const float* __restrict__ bias,  // [n] or null
+                 DrawnNext next) {
   using namespace sample_detail;
   __shared__ Selection s;
   const int me = static_cast<int>(threadIdx.x);
@@ -168,7 +161,8 @@ __global__ void __launch_bounds__(kSampleThreads)
   const int my_runs = (runs - block + blocks - 1) / blocks;
   int count = select(s, my_runs * kSampleThreads, options.top_k, [&](int i) {
     const int at = (i / kSampleThreads * blocks + block) * kSampleThreads + i % kSampleThreads;
-    return at < n ? key_of(row[at], at) : 0ull;
+    if (at >= n) return 0ull;
+    return key_of(bias != nullptr ? row[at] + bias[at] : row[at], at);
   });
   for (int i = me; i < options.top_k; i += kSampleThreads) {
     state.best[block][i] = count < 0 ? kBad : i < count ? s.best[i] : 0ull;
@@ -186,54 +180,42 @@ __global__ void __launch_bounds__(kSampleThreads)
   });
   // 3. Probabilities side by side, then the draw.
   if (count > 0 && me < count) {
-    s.weight[me] = exp(static_cast<double>(logit_of(s.best[me])) - static_cast<double>(logit_of(s.best[0])));
+    const double below = static_cast<double>(logit_of(s.best[me])) - static_cast<double>(logit_of(s.best[0]));
+    s.weight[me] = exp(below);
+    s.drawn[me] = exp(below / options.temperature);
   }
   __syncthreads();
   if (me != 0) return;
-  const auto at = static_cast<std::uint64_t>(*position) + static_cast<std::uint64_t>(t);
-  ids[t] = count < 1 ? -1 : draw(s, count, options, uniform(options.seed, at));
+  const long long at = next.step != nullptr ? next.step[0] + 1 : *position + t;
+  const int id =
+      count < 1 ? -1 : draw(s, count, options, uniform(options.seed, static_cast<std::uint64_t>(at)));
+  ids[t] = id;
+  if (next.step != nullptr) next.store(id);
   // ANCHOR_END: sample
 }
 
 /// Bytes of the workspace of launch_sample.
 constexpr std::size_t sample_workspace(int nt) { return static_cast<std::size_t>(nt) * sizeof(SampleRow); }
 
-/// Whether sample_token draws so; otherwise the error that launch_sample would return.
-inline Status sample_supported(const SampleOptions& o, int nt, long long n) {
-  if (n < 1 || n > kSampleMostLogits) {
-    return Status::error("sample_token: n must be 1 to " + std::to_string(kSampleMostLogits) + ", not " +
-                         std::to_string(n));
-  }
-  if (nt < 1 || nt > 65535)
-    return Status::error("sample_token: nt must be 1 to 65535, not " + std::to_string(nt));
-  if (o.top_k < 1 || o.top_k > kSampleMostK) {
-    return Status::error("sample_token: top_k must be 1 to " + std::to_string(kSampleMostK) + ", not " +
-                         std::to_string(o.top_k));
-  }
-  if (!(o.temperature > 0) || std::isinf(o.temperature) || std::isnan(o.top_p) || o.top_p < 0 ||
-      !(o.min_p <= 1)) {
-    return Status::error(
-        "sample_token: temperature must be finite and above 0, top_p no less than 0, min_p no more than 1, "
-        "not " +
-        std::to_string(o.temperature) + ", " + std::to_string(o.top_p) + " and " + std::to_string(o.min_p));
-  }
-  return {};
-}
-
 /// ids[t] = a token drawn from logits[t][0..n-1]; -1 where a logit is NaN or +infinity, or none is above -infinity. Does not
 /// synchronise.
-/// @param position device memory: the counter of the first row's random number
+/// @param position device memory: the counter of the first row's random number; null with a step
 /// @param workspace sample_workspace(nt) bytes at a multiple of 16, zero before the first use
 /// @param programmatic may start before the kernel before it has ended, and waits for that one's results itself
+/// @param bias [n] added to every row; none of it NaN or +infinity. Or null
+/// @param next of one row: what the next token's pass reads; the counter is then the drawn token's position
 inline Status launch_sample(const float* logits, int* ids, const int* position, const SampleOptions& o,
-                            int nt, long long n, void* workspace, Stream& stream, bool programmatic = false) {
+                            int nt, long long n, void* workspace, Stream& stream, bool programmatic = false,
+                            const float* bias = nullptr, const DrawnNext& next = {}) {
   if (Status s = sample_supported(o, nt, n); !s.ok()) return s;
+  if (Status s = next.supported("sample_token", nt); !s.ok()) return s;
   const auto blocks =
       static_cast<unsigned>(std::min<long long>((n - 1) / kSamplePart + 1, kSampleMostBlocks));
   LaunchOptions options;
   options.programmatic = programmatic;
   return launch(options, sample_token, dim3(blocks, static_cast<unsigned>(nt)), dim3(kSampleThreads), 0,
-                stream, logits, ids, position, static_cast<SampleRow*>(workspace), static_cast<int>(n), o);
+                stream, logits, ids, position, static_cast<SampleRow*>(workspace), static_cast<int>(n), o,
+                bias, next);
 }
 
 }  // namespace ladder

@@ -127,6 +127,38 @@ TEST_CASE("signs, zeros and infinities; and what nothing can be drawn from") {
   rows.check(logits, kPlain, 1);
 }
 
+TEST_CASE("a bias, and a step that the next pass reads") {
+  constexpr int kN = 3000;
+  Rows rows(1, kN);
+  const std::vector<float> logits = logits_like_a_models(kN, 4);
+  std::vector<float> bias = logits_like_a_models(kN, 5), biased = logits;
+  for (int i = 0; i < kN; i += 3) bias[static_cast<std::size_t>(i)] = -INFINITY;
+  for (std::size_t i = 0; i < biased.size(); ++i) biased[i] += bias[i];
+  Buffer<float> in(kN), added(kN);
+  in.upload(logits);
+  added.upload(bias);
+  GuardedBuffer<int> step(2, "step"), drawn(12, "drawn"), id(1, "id");
+  const std::vector<int> before = {6, 1};
+  step.upload(before);
+  std::vector<int> expected(12, -7), got(12), one(1), next(2);
+  drawn.upload(expected);
+  for (int position = 7; position < 12; ++position) {
+    const Status status = launch_sample(in.data(), id.data(), nullptr, kPlain, 1, kN, rows.workspace.data(),
+                                        rows.stream, false, added.data(), {step.data(), drawn.data()});
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    rows.stream.synchronize();
+    const int token = sample_reference(biased.data(), kN, kPlain, static_cast<std::uint64_t>(position));
+    CHECK(token % 3 != 0);
+    expected[static_cast<std::size_t>(position)] = token;
+    CHECK(id.download(one));
+    CHECK(one[0] == token);
+    CHECK(step.download(next));
+    CHECK(next == std::vector<int>{position, token});
+  }
+  CHECK(drawn.download(got));
+  CHECK(got == expected);
+}
+
 TEST_CASE("draws have the softmax's distribution") {
   // Chi-square over 5 tokens, so 4 degrees of freedom: above 18.47 in one of 1000 cases. The seed is fixed.
   const std::vector<float> one = {0.3f, -0.5f, 1.0f, 0.0f, -2.0f};
@@ -167,6 +199,10 @@ TEST_CASE("what the kernel cannot do is refused with the reason") {
   SampleOptions o = kPlain;
   o.top_k = 65;
   CHECK(has(refused(o, 1, 5), "top_k must be 1 to 64, not 65"));
+  int somewhere[2] = {};
+  const Status two_rows = launch_sample(nullptr, nullptr, nullptr, kPlain, 2, 5, nullptr, stream, false,
+                                        nullptr, {somewhere, somewhere});
+  CHECK(has(two_rows.message(), "sample_token: only one row has a next step"));
   o = kPlain;
   o.temperature = 0;
   CHECK(has(refused(o, 1, 5), "temperature must be finite and above 0"));
