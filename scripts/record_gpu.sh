@@ -89,9 +89,10 @@ scripts/ladder record q4_0_q8_mmq_s2 q4_0_q8_mmq_k1 "${options[@]}" --time-limit
 # What is around the matmuls: one token at several depths, prompts of several lengths.
 scripts/ladder record 08 "${options[@]}" --time-limit-ms 25
 
-# Whole models: every kind of tile, float weights, and how much a filled cache costs.
+# Whole models: every kind of tile, float weights, how much a filled cache costs, and how long loading takes.
 scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 0.5b:F16 7b:Q4_0 7b:Q4_K_M 7b:Q8_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
 scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 128 -d 512,4096
+scripts/ladder engine 7b:Q4_K_M "$@" --on gpu --runs "$runs" --load -r 3
 
 # Where kernels overtake each other, and what each switch is worth.
 scripts/ladder tune --measure "$@" --output "$runs/gates.json"

@@ -152,6 +152,11 @@ with open(me.parent / "calls", "a") as out:
     out.write(" ".join([me.name, args[0]]) + "\\n")
 if args[0] == "synthetic":
     Path(args[-1]).write_bytes(b"GGUF")
+if args[0] == "explain":
+    print(json.dumps({{"size_label": "0.5B", "file_type": "Q4_0", "bytes_per_token": 346206720}}))
+if args[0] == "run":
+    timings = {{"load_bytes": 4, "load_seconds": 0.5}}
+    print(json.dumps({{"device": "NVIDIA H200", "timings": timings}}))
 if args[0] == "bench":
     record = {{"schema": 1, "rung": "engine", "executor": args[args.index("--on") + 1], "device": "{device}",
               "model": {{"size": "0.5B", "file_type": "Q4_0", "bytes_per_token": 346206720}}, "test": "tg8",
@@ -181,6 +186,22 @@ class Engine(ProjectCase):
         (record,) = map(json.loads, (self.root / "data" / "runs" / DEVICE / "09-qwen.jsonl").read_text().splitlines())
         self.assertEqual(record["executor"], "gpu")
         self.assertEqual(record["command"], "scripts/ladder engine 0.5b:Q4_0 --on gpu -p 0 -n 8 -d 0 -r 5")
+
+    def test_loading(self):
+        calls = self.build_qwen("qwen_cuda")
+        done = self.engine("--on", "gpu", "--load", "-r", "2", "--runs", "data/runs")
+        if "does not leave the page cache" in done.stderr:
+            self.skipTest("temporary files are in memory")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(calls.read_text().splitlines()[1:], ["qwen_cuda explain", *["qwen_cuda run"] * 5])
+        lines = (self.root / "data" / "runs" / "nvidia-h200" / "09-qwen.jsonl").read_text().splitlines()
+        cached, cold = map(json.loads, lines)
+        self.assertEqual((cached["test"], cached["load"]), ("load cached", {"bytes": 4, "seconds": 0.5}))
+        self.assertEqual((cold["test"], cold["load"]["seconds"]), ("load cold", 0.5))
+        self.assertGreater(cold["load"]["read_seconds"], 0)
+        self.assertEqual(cold["command"], "scripts/ladder engine 0.5b:Q4_0 --on gpu --load -r 2")
+        self.assertIn("0.00 GB in 0.50 s, reading alone 0.00 s", done.stdout)
+        self.assert_usage_error(self.engine("--load"), "--load", "--on gpu")
 
     def test_the_host_program_comes_first(self):
         calls = self.build_qwen("qwen", "qwen_cuda")

@@ -158,6 +158,7 @@ FIELDS: dict[str, Check] = {
     "kernels_per_token": _positive,
     "perplexity": _object({"value": _positive, "standard_error": _not_negative}),
     "cases": _cases,  # rung "sanitizer"
+    "load": _object({"bytes": _count, "seconds": _positive}, {"read_seconds": _positive}),
     # Added by scripts/ladder.
     "sources": _text,  # where the hashed code stands, if not in an anchor of the rung's own name
     "source_sha256": _matches(_SHA256, "64 hexadecimal digits"),
@@ -167,7 +168,7 @@ FIELDS: dict[str, Check] = {
     "command": _text,
 }
 REQUIRED = ("schema", "rung", "executor", "device")
-MEASURED = ("time_ns", "check", "counters", "tokens_per_s", "perplexity", "cases")
+MEASURED = ("time_ns", "check", "counters", "tokens_per_s", "perplexity", "load", "cases")
 REQUIRED_WHEN_COMMITTED = ("date", "toolchain", "command")
 
 
