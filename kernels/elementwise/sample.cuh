@@ -8,7 +8,7 @@
 //           comes last to its row selects once more, among what all blocks have left, and draws
 // NEEDS     n from 1 to 2 M, nt from 1 to 65535, top_k from 1 to 64, temperature above 0 (checked by the launcher, and said in
 //           its error); a workspace that was zero before the first use
-// TRAFFIC   logits 4*nt*n B (twice, the second time from L2), a bias as many again     WORK nt*n comparisons, and the
+// TRAFFIC   logits 4*nt*n B (those beyond 262,144 twice), a bias as many again     WORK nt*n comparisons, and the
 //           selection's
 // LOOK FOR  SASS: the two loops of `select` over shared memory, LDS.64 with one address for a warp; MUFU.EX2 of doubles
 // EXPECT    some microseconds: two selections of a few steps each that wait for each other, and a sum in order by one thread
@@ -67,13 +67,23 @@ struct Selection {
 // ANCHOR: select
 /// The `most` largest of key(0..count-1), largest first, in s.best: keys differ from each other, but for 0, which is none.
 /// Key i belongs to thread i % 256, and no thread may have more than kSampleMostK. @return how many, or -1 if one is kBad
-template <class Key>
+/// @tparam SORTED those of a thread are in order, largest first: few of them are looked at
+template <bool SORTED, class Key>
 __device__ int select(Selection& s, int count, int most, Key key) {
   const int me = static_cast<int>(threadIdx.x);
   // 1. `most` keys at least are not below the most-th largest of what threads have as their largest. Only the threads of
   //    those can have a key that is not below it.
-  unsigned long long mine = 0;
-  for (int i = me; i < count; i += kSampleThreads) mine = max(mine, key(i));
+  constexpr int HELD = SORTED ? 1 : 8;  // keys that are not asked for again
+  unsigned long long held[HELD], mine = 0;
+#pragma unroll
+  for (int r = 0; r < HELD; ++r) {
+    const int i = me + r * kSampleThreads;
+    held[r] = i < count ? key(i) : 0ull;
+  }
+#pragma unroll
+  for (const unsigned long long k : held) mine = max(mine, k);
+  for (int i = me + HELD * kSampleThreads; !SORTED && i < count; i += kSampleThreads)
+    mine = max(mine, key(i));
   s.largest[me] = mine;
   if (me == 0) s.bound = 0, s.count = 0, s.bad = 0;
   __syncthreads();
@@ -88,10 +98,15 @@ __device__ int select(Selection& s, int count, int most, Key key) {
   if (s.bad != 0) return -1;
 
   // 2. Those, in the order in which they come.
-  for (int i = me; i < count; i += kSampleThreads) {
-    const unsigned long long k = key(i);
-    if (k != 0 && k >= s.bound) s.kept[atomicAdd(&s.count, 1)] = k;
-  }
+  const auto keep = [&s](unsigned long long k) {
+    if (k == 0 || k < s.bound) return false;
+    s.kept[atomicAdd(&s.count, 1)] = k;
+    return true;
+  };
+  bool on = true;
+#pragma unroll
+  for (const unsigned long long k : held) on = keep(k) || !SORTED;
+  for (int i = me + HELD * kSampleThreads; on && i < count; i += kSampleThreads) on = keep(key(i)) || !SORTED;
   __syncthreads();
 
   // 3. The place of a key is how many are larger. So the order of 2 does not matter.
@@ -159,7 +174,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   // 1. The best of this block's runs of 256 logits.
   const int runs = (n + kSampleThreads - 1) / kSampleThreads;
   const int my_runs = (runs - block + blocks - 1) / blocks;
-  int count = select(s, my_runs * kSampleThreads, options.top_k, [&](int i) {
+  int count = select<false>(s, my_runs * kSampleThreads, options.top_k, [&](int i) {
     const int at = (i / kSampleThreads * blocks + block) * kSampleThreads + i % kSampleThreads;
     if (at >= n) return 0ull;
     return key_of(bias != nullptr ? row[at] + bias[at] : row[at], at);
@@ -174,7 +189,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (s.last == 0) return;
 
   // 2. The best of all blocks', of which each is one thread's, past L1, which does not see what others write.
-  count = select(s, options.top_k * kSampleThreads, options.top_k, [&](int i) {
+  count = select<true>(s, options.top_k * kSampleThreads, options.top_k, [&](int i) {
     const int of = i % kSampleThreads;
     return of < blocks ? __ldcg(&state.best[of][i / kSampleThreads]) : 0ull;
   });

@@ -110,6 +110,12 @@ TEST_CASE("the largest all with one thread, one block, or one in each block") {
   }
 }
 
+TEST_CASE("more logits than threads keep at once") {
+  Rows rows(1, 300001);
+  const std::vector<float> logits = logits_like_a_models(300001, 6);
+  for (const int at : {0, 1, 2}) rows.check(logits, kPlain, at);
+}
+
 TEST_CASE("signs, zeros and infinities; and what nothing can be drawn from") {
   Rows rows(1, 1100);
   std::vector<float> logits(1100, -INFINITY);
