@@ -107,7 +107,6 @@ __device__ __forceinline__ int part_of(const Parts& parts, int out) {
   return out < parts.first[1] ? 0 : out < parts.first[2] ? 1 : 2;
 }
 
-// ANCHOR: gemv_fused
 /// @tparam W warps of a block @tparam D steps of a warp under way
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
 template <class Format, bool SWIGLU, int W, int D>
@@ -205,6 +204,7 @@ __global__ void __launch_bounds__(32 * W + (W > 8 ? 128 : 64), W > 8 ? 2 : 4)
   if (lane == 0) squares[warp] = square;
   __syncthreads();  // all activations and sums of squares are there
 
+  // ANCHOR: gemv_fused
   // 4. As a step has come to registers, the one D further on takes its place, of whatever rows it is.
   const float4* const mine = acts + part * 32 + lane;
   float2 sum = make_float2(0.0f, 0.0f), other_sum = sum;
@@ -227,6 +227,7 @@ __global__ void __launch_bounds__(32 * W + (W > 8 ? 128 : 64), W > 8 ? 2 : 4)
     pair += together;
   }
   __syncthreads();  // all rows' sums are there
+  // ANCHOR_END: gemv_fused
 
   // 5. A thread an output: the sums of a row in order, the root that is common to all, and what is added.
   float root = 1.0f;
@@ -256,7 +257,6 @@ __global__ void __launch_bounds__(32 * W + (W > 8 ? 128 : 64), W > 8 ? 2 : 4)
     }
   }
 }
-// ANCHOR_END: gemv_fused
 
 /// Warps that share a row: so that none has much more to do than another, and few sums are added up. The end of a row is
 /// about as much work as half a step.
