@@ -109,9 +109,9 @@ __device__ __forceinline__ int part_of(const Parts& parts, int out) {
 
 /// @tparam W warps of a block @tparam D steps of a warp under way
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
+/// Registers are so few that two blocks have room on a multiprocessor, and one of attention, of 128 threads, beside them.
 template <class Format, bool SWIGLU, int W, int D>
-__global__ void __launch_bounds__(32 * W + (W > 8 ? 128 : 64), W > 8 ? 2 : 4)
-    gemv_fused(Parts parts, FusedActs x, int id) {
+__global__ void __launch_bounds__(32 * W + 64, 2) gemv_fused(Parts parts, FusedActs x, int id) {
   constexpr int THREADS = 32 * W, PLANES = Format::kElems / 4;
   __shared__ float sums[kMostSums], squares[W];
   const int me = static_cast<int>(threadIdx.x), lane = me % 32, warp = me / 32;
@@ -258,15 +258,18 @@ __global__ void __launch_bounds__(32 * W + (W > 8 ? 128 : 64), W > 8 ? 2 : 4)
   }
 }
 
+inline constexpr int kWarps = 16, kInFlight = 2;     ///< of a block; steps of a warp under way
+inline constexpr long long kManyBytes = 128 * 1024;  ///< of weights, for a multiprocessor
+
 /// Warps that share a row: so that none has much more to do than another, and few sums are added up. The end of a row is
 /// about as much work as half a step.
-template <class Format, int W>
+template <class Format>
 constexpr int split_of(int rows, int id) {
   int best = 0;
   long long least = 0;
-  for (int split = 1; split <= W; split *= 2) {
+  for (int split = 1; split <= kWarps; split *= 2) {
     if (split > 1 && rows * split > kMostSums) break;
-    const int units = id / Format::kElems, together = W / split;
+    const int units = id / Format::kElems, together = kWarps / split;
     const long long steps = (units + 32 * split - 1) / (32 * split),
                     work = ((rows + 1) / 2 + together - 1) / together * (2 * steps + 1);
     if (best == 0 || work < least) best = split, least = work;
@@ -275,16 +278,23 @@ constexpr int split_of(int rows, int id) {
 }
 
 /// Bytes of dynamic shared memory.
-template <class Format, int W, int D>
+template <class Format>
 constexpr std::size_t shared_bytes(int id, int split) {
   const std::size_t units = static_cast<std::size_t>(id / Format::kElems),
                     stride = static_cast<std::size_t>(32 * split);
-  return static_cast<std::size_t>(W) * D * 1024 + (units + stride - 1) / stride * stride * Format::kElems * 4;
+  return std::size_t{kWarps * kInFlight * 1024} + (units + stride - 1) / stride * stride * Format::kElems * 4;
 }
 
-template <class Format, bool SWIGLU, int W, int D>
+/// Shared memory of a block at most, whatever its rows: activations filled up to a step of all warps, and sums.
+template <class Format>
+constexpr std::size_t most_shared_bytes(int id) {
+  return std::max(shared_bytes<Format>(id, 1), shared_bytes<Format>(id, kWarps)) +
+         sizeof(float) * (kMostSums + kWarps);
+}
+
+template <bool SWIGLU, class Format>
 Status launch_parts(std::span<const FusedPart> matrices, const FusedActs& acts, int id, Stream& stream,
-                    bool programmatic, int per_sm = 1) {
+                    bool programmatic) {
   Parts parts{};
   int outs = 0;
   for (std::size_t p = 0; p < kMostFusedParts; ++p) {
@@ -294,25 +304,19 @@ Status launch_parts(std::span<const FusedPart> matrices, const FusedActs& acts, 
     if (p == 0 || !SWIGLU) outs += matrices[p].od;
   }
   const int sms = multiprocessor_count(), of_out = SWIGLU ? 2 : 1;
-  int blocks = std::min(outs, sms * per_sm);
+  // Where weights are many, two blocks have twice as many of them under way. If there were one, and room for two, a
+  // multiprocessor that is free early would be given two, and another none.
+  const long long bytes = static_cast<long long>(outs) * of_out * id * (16 / Format::kElems);
+  const bool two = bytes >= sms * kManyBytes && 2 * most_shared_bytes<Format>(id) <= shared_memory_limit();
+  int blocks = std::min(outs, two ? 2 * sms : sms);
   while ((outs + blocks - 1) / blocks * of_out > kMostSums) blocks += sms;
   parts.share = outs / blocks;
   parts.more = outs % blocks;
-  parts.split = split_of<Format, W>((outs + blocks - 1) / blocks * of_out, id);
+  parts.split = split_of<Format>((outs + blocks - 1) / blocks * of_out, id);
   LaunchOptions options;
   options.programmatic = programmatic;
-  return launch(options, gemv_fused<Format, SWIGLU, W, D>, dim3(static_cast<unsigned>(blocks)), dim3(32 * W),
-                shared_bytes<Format, W, D>(id, parts.split), stream, parts, acts, id);
-}
-
-inline constexpr int kWarps = 16, kInFlight = 2;  ///< of a block; steps of a warp under way
-
-/// Shared memory of a block at most, whatever its rows: activations filled up to a step of all warps, and sums.
-template <class Format>
-constexpr std::size_t most_shared_bytes(int id) {
-  return std::max(shared_bytes<Format, kWarps, kInFlight>(id, 1),
-                  shared_bytes<Format, kWarps, kInFlight>(id, kWarps)) +
-         sizeof(float) * (kMostSums + kWarps);
+  return launch(options, gemv_fused<Format, SWIGLU, kWarps, kInFlight>, dim3(static_cast<unsigned>(blocks)),
+                dim3(32 * kWarps), shared_bytes<Format>(id, parts.split), stream, parts, acts, id);
 }
 
 /// Calls f with the format of a type; an error for types with blocks.
@@ -369,7 +373,7 @@ Status launch_type(WeightType type, std::span<const FusedPart> matrices, const F
   if (addresses % 16 != 0)
     return Status::error("gemv_fused: weights and activations must begin at a multiple of 16 bytes");
   return with_format(type, [&]<class Format>(Format) {
-    return launch_parts<Format, SWIGLU, kWarps, kInFlight>(matrices, acts, id, stream, programmatic);
+    return launch_parts<SWIGLU, Format>(matrices, acts, id, stream, programmatic);
   });
 }
 

@@ -184,6 +184,12 @@ TEST_CASE("more rows than the sums of one block a multiprocessor hold") {
   check({WeightType::f16, {most / 2 + 77, most / 2 + 77}, 8, true, false, false, true}, Values::reals);
 }
 
+TEST_CASE("so many bytes that a multiprocessor has two blocks") {
+  const int id = 1024;
+  const auto od = static_cast<int>(multiprocessor_count() * gemv_fused_detail::kManyBytes / (4 * id)) + 3;
+  check({WeightType::f32, {od}, id, false, true, true}, Values::integers);
+}
+
 TEST_CASE("rows as long as shared memory takes") {
   using namespace gemv_fused_detail;
   int id = 8;
