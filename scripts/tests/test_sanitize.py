@@ -30,7 +30,6 @@ echo "========= ERROR SUMMARY: 0 errors"
 
 TEST = """\
 #!/bin/sh
-if [ "$1" = --count ]; then echo "[doctest] unskipped test cases passing the current filters: 2"; fi
 if [ "$1" = --list-test-cases ]; then
   printf '%s\\n' "[doctest] listing all test case names" ===== "one: a shape" "two, and more" ===== "[doctest] cases: 2"
 fi
@@ -110,9 +109,9 @@ class Sanitize(ProjectCase):
         self.assertIn("case 1: cut off after 1 s", done.stdout)
 
     def test_time_that_is_over(self):
-        done = self.run_it("slow", "--tool", "memcheck,racecheck", "--jobs", "1", "--within", "1")
+        done = self.run_it("slow", "--tool", "memcheck,racecheck", "--jobs", "1", "--within", "2")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("memcheck test_vector_gemv_cuda 1: cut off after 1 s", done.stdout)
+        self.assertRegex(done.stdout, "memcheck test_vector_gemv_cuda 1: cut off after [12] s")
         self.assertIn("case 2: not run: there was no time left", done.stdout)
         self.assertRegex(done.stdout, r"racecheck +test_vector_gemv_cuda +FAILED \(0 of 2 cases passed")
 
@@ -155,7 +154,7 @@ class Sanitize(ProjectCase):
             sanitizer.left_over(list(found.values())), [f"* initcheck, vector_gemv: “two, and more”: {said}"]
         )
         # What did not finish is not something that was found.
-        done = self.run_it("slow", "--tool", "memcheck", "--within", "1", "--jobs", "1", "--runs", "data/runs")
+        done = self.run_it("slow", "--tool", "memcheck", "--within", "2", "--jobs", "1", "--runs", "data/runs")
         last = json.loads((self.root / "data/runs/nvidia-h200/sanitizer.jsonl").read_text().splitlines()[-1])
         self.assertEqual([case["result"] for case in last["cases"]], ["cut off", "not run"])
         self.assertEqual(sanitizer.left_over([last]), [])
