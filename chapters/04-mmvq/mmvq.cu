@@ -103,7 +103,9 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
 /// A format with another number of tiles under way.
 template <class Format, int TILES>
 struct InFlight : Format {
-  static constexpr int kInFlight = TILES;
+  static constexpr tiles::Plan with(tiles::Plan p) { return {p.warps, TILES, p.blocks, TILES}; }
+  static constexpr tiles::Plan kShort = with(Format::kShort), kLong = with(Format::kLong),
+                               kGate = with(Format::kGate);
 };
 
 /// mmvq_tiles as programs use it, and what its parts are worth: one tile a warp under way instead of several, and

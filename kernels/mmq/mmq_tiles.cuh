@@ -226,7 +226,8 @@ __device__ __forceinline__ void multiply_step(const unsigned char* stage, int wm
   using G = Stage<F, Z>;
   using P = Properties<F>;
   constexpr bool TENSOR = on_tensor_core(SCALING), INTEGERS = SCALING == Scaling::integers && P::kBlockSums;
-  constexpr int NT = TENSOR ? 1 : 8;  // whose scales a lane loads: its own chunk's, or all chunks'
+  // Whose scales a lane loads: its own chunk's, or all chunks'. Codes that are scaled before the product need all of them.
+  constexpr int NT = TENSOR && !F::kHalves ? 1 : 8;
   constexpr int EIGHTS = 2 * Z::NG, VECTORS = (EIGHTS + 3) / 4;  // of tokens; of their scales in a chunk
   const int g = lane / 4, t = lane % 4;
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "harness/device/device.hpp"
 #include "kernels/device/cluster.cuh"
@@ -96,7 +97,7 @@ __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
 /// still read.
 template <int NT, int W>
 struct Partial {
-  static constexpr int TURNS = NT == 1 ? 8 : 2, OUTS = kRows * NT;
+  static constexpr int TURNS = NT == 1 ? 4 : 2, OUTS = kRows * NT;
   using Turns = float[TURNS][W][OUTS];
   static_assert(NT > 1 || TURNS * OUTS <= 32 * W, "with one token a thread has one output");
   Turns v[2];
@@ -135,9 +136,12 @@ __device__ __forceinline__ void finish(const Parts& parts, int first, int turns,
     const int r = (at - parts.first[p]) * kRows + i / NT;
     if (r >= part.od || token >= nt) continue;
     const auto sum_of = [&](int turn, const MmvqPart& m) {
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int w = 0; w < sums; ++w) sum += partial[turn][w][i];
+      float sum = 0.0f, v[W];
+#pragma unroll
+      for (int w = 0; w < W; ++w)
+        v[w] = w < sums ? partial[turn][w][i] : 0.0f;  // all loads before any addition
+#pragma unroll
+      for (int w = 0; w < W; ++w) sum += v[w];
       if constexpr (NT == 1) sum *= root;
       return NT > 1 && m.bias != nullptr ? sum + m.bias[r] : sum;
     };
@@ -187,58 +191,65 @@ __device__ __forceinline__ void copy_planes(unsigned char* shared, const unsigne
   } while (i0 < vectors);
 }
 
-/// Tiles of a warp under way. Eight tokens are more arithmetic a tile, and more activations, which come behind the ring.
-template <class Format, int NT>
-__host__ __device__ constexpr int in_flight() {
-  return NT > 1 && Format::kInFlight > 3 ? 3 : Format::kInFlight;
+/// What blocks of NT tokens are made of. The products of eight are more arithmetic a tile and take more registers, and there
+/// are more activations, which come behind the rings.
+template <int NT>
+__host__ __device__ constexpr Plan plan_for(Plan p) {
+  if (NT == 1) return p;
+  const int tiles = p.tiles < 3 ? p.tiles : 3;
+  return {p.warps, tiles, p.warps < 16 ? 16 / p.warps : 1, tiles};
 }
 
-/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. The products of eight tokens
-/// take more of them; a block of a cluster is to begin beside the block of the kernel before.
-template <class Format, int NT, int W, bool RANKS>
+/// Blocks that must fit on a multiprocessor, so that the compiler keeps to their registers. A block of a cluster is to begin
+/// beside the block of the kernel before.
+template <class Format, int W, int BLOCKS, bool RANKS>
 __host__ __device__ constexpr int blocks_per_sm() {
-  if (RANKS && W == 16 && Format::Block::kElems == 32) return 2;
-  return (NT > 1 ? 16 : Format::kWarpsPerSm) / W;
+  return RANKS && W == 16 && Format::Block::kElems == 32 ? 2 : BLOCKS;
 }
 
-/// Threads that a multiprocessor's registers must do for: with one token those of a block, and of a block of attention
-/// (attention_decode.cuh), which has its keys and values under way beside the product before it.
-template <int NT, int W, bool RANKS>
+/// Threads that a multiprocessor's registers must do for: with one token and one block those of the block, and of a block of
+/// attention (attention_decode.cuh), which has its keys and values under way beside the product before it.
+template <int NT, int W, int BLOCKS, bool RANKS>
 __host__ __device__ constexpr int most_threads() {
-  return 32 * W + (NT == 1 && !RANKS ? 128 : 0);
+  return 32 * W + (NT == 1 && !RANKS && BLOCKS == 1 ? 128 : 0);
 }
+
+/// Rows up to this length are short. A warp of sixteen would have one or two tiles of them, and sums to bring together
+/// after each; and blocks of few warps leave a multiprocessor one by one, to those of the next kernel. Activations of long
+/// rows have room once, not for each of several blocks.
+inline constexpr int kShortRow = 4096;
 
 /// The addresses of a warp's tiles. Of the tiles of a block, row of tiles after row of tiles, warp w takes every Wth from
 /// the w-th on, of whatever row it is: so no warp has more to do than another.
-template <int BYTES, bool SWIGLU>
+template <int BYTES, int W, bool SWIGLU>
 struct Loader {
-  const unsigned char* from;   // the lane's 16 bytes of the next tile
-  const unsigned char* other;  // with a gate: where the run of tiles begins that comes after this one
-  int left;                    // tiles that this warp still asks for
-  int ahead;                   // tiles from the next one to the end of those that lie side by side
-  int part;                    // the matrix that has it
-  int others;                  // tiles of a row that other blocks have
+  const unsigned char* from;  // the lane's 16 bytes of the next tile
+  const unsigned char*
+      other;   // with a gate: where the tiles begin that come after those side by side with this one
+  int run;     // tiles that the warp still asks for of those that lie side by side
+  int left;    // and beyond them
+  int ahead;   // tiles of all warps from the end of this run to the end of those side by side
+  int part;    // the matrix that has it
+  int others;  // tiles of a row that other blocks have
 
   /// @param first the block's first sixteen @param steps of a row @param from_step the first of the block's
-  /// @param own the block's steps of a row, all if it has several matrices
+  /// @param own the block's steps of a row, all if it has several matrices @param tiles of the warp
   __device__ __forceinline__ void begin(const Parts& parts, int first, int steps, int from_step, int own,
-                                        int tiles) {
+                                        int warp, int tiles) {
     part = SWIGLU ? 0 : part_of(parts, first);
     const long long at = (static_cast<long long>(first - parts.first[part]) * steps + from_step) * BYTES +
                          threadIdx.x % 32 * 16;
-    from = static_cast<const unsigned char*>(parts.part[part].tiles) + at;
+    from = static_cast<const unsigned char*>(parts.part[part].tiles) + at + warp * BYTES;
     other = SWIGLU ? static_cast<const unsigned char*>(parts.part[1].tiles) + at : nullptr;
     left = tiles;
     others = steps - own;
-    ahead = SWIGLU ? parts.unit * steps : others > 0 ? own : (parts.first[part + 1] - first) * steps;
+    ahead = (SWIGLU ? parts.unit * steps : others > 0 ? own : (parts.first[part + 1] - first) * steps) - warp;
+    next_run(parts, own);
   }
 
-  /// n tiles further on. @param steps of a row, the block's
-  __device__ __forceinline__ void advance(const Parts& parts, int n, int steps) {
-    from += n * BYTES;
-    ahead -= n;
+  /// `from` is over the end by -ahead tiles, unless none are left. @param steps of a row, the block's
+  __device__ __forceinline__ void next_run(const Parts& parts, int steps) {
     while (ahead <= 0 && left > 0) {
-      // Over the end by -ahead tiles.
       if constexpr (SWIGLU) {
         const unsigned char* end = from + ahead * BYTES;
         from = other - ahead * BYTES;
@@ -254,6 +265,9 @@ struct Loader {
         ahead += (parts.first[part + 1] - parts.first[part]) * steps;
       }
     }
+    run = min(left, (ahead + W - 1) / W);
+    left -= run;
+    ahead -= run * W;
   }
 };
 
@@ -277,14 +291,15 @@ __device__ __forceinline__ void bring_to_first(int turns, int sums, int rank,
 
 // ANCHOR: mmvq_tiles
 /// @tparam NT tokens of the activations' group: 1 or 8
-/// @tparam W warps of a block
+/// @tparam W warps of a block @tparam D tiles that a warp has under way @tparam BLOCKS that fit on a multiprocessor
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
 /// @tparam STAGED the activations are copied to shared memory; too many, they are read where they are
 /// @tparam RANKS blocks of a cluster have the same rows, each a part of their steps
-template <class Format, int NT, int W, bool SWIGLU, bool STAGED, bool RANKS = false>
-__global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Format, NT, W, RANKS>())
+template <class Format, int NT, int W, int D, int BLOCKS, bool SWIGLU, bool STAGED, bool RANKS = false>
+__global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
+                                  blocks_per_sm<Format, W, BLOCKS, RANKS>())
     mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int all_steps) {
-  constexpr int D = in_flight<Format, NT>(), COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
+  constexpr int COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
   __shared__ Partial<NT, W> partial;
@@ -307,17 +322,16 @@ __global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Fo
   //    a warp can tell only a few of its loads apart (six scoreboards): waiting for the oldest, it would wait for more.
   //    Weights do not depend on the kernel before this one; activations do.
   unsigned char* const ring = dynamic_shared<unsigned char>() + warp * (D * BYTES);  // [D][BYTES]
-  Loader<BYTES, SWIGLU> loader;
-  loader.begin(parts, first, all_steps, from_step, steps,
+  Loader<BYTES, W, SWIGLU> loader;
+  loader.begin(parts, first, all_steps, from_step, steps, warp,
                turns * steps > warp ? (turns * steps - warp + W - 1) / W : 0);
-  loader.advance(parts, warp, steps);
   const bool has_tail = 16 * lane < BYTES % 512;
   const auto load_next = [&](unsigned char* to) {
-    if (loader.left > 0) {
+    if (loader.run > 0) {
       copy_vectors<BYTES / 512>(to, loader.from);
       if (has_tail) cp_async_cg_at<BYTES / 512 * 512>(to, loader.from);
-      --loader.left;
-      loader.advance(parts, W, steps);
+      loader.from += W * BYTES;
+      if (--loader.run == 0) loader.next_run(parts, steps);
     }
     cp_async_commit_group();  // empty at the end, so that groups count tiles
   };
@@ -346,9 +360,13 @@ __global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Fo
   }
 
   // 3. Activations: one wait for all of them. They come before the weights that have not been asked for yet: behind a whole
-  //    ring of them they would be there when it is.
-  wait_for_previous_kernel();
+  //    ring of them they would be there when it is. Those that no kernel has just written are in memory, and asked for now
+  //    they are in L2 then. Of short rows one block asks: many blocks would ask for the same few lines, and wait for them.
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
+  if (id > kShortRow || blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x) * 128; i < all; i += 32 * W * 128) prefetch_l2(acts + i);
+  }
+  wait_for_previous_kernel();
   if constexpr (STAGED) {
     copy_planes(planes, acts, all / 16, [&] { load_some(parts.early, D); });
     __syncthreads();  // all activations are there
@@ -361,8 +379,12 @@ __global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Fo
     if (lane == 0) root = factor;  // read behind the barriers of step 4
   }
   if constexpr (NT > 1) codes.at = acts + (g * 4 + t) * 16;
-  const unsigned char* const scales =
-      acts + tile_acts::scale_at(NT == 1 ? t : 0, NT == 1 ? 0 : 2 * t, NT, id);
+  std::conditional_t<NT == 1, SharedPlace, const unsigned char*> scales;
+  if constexpr (NT == 1) {
+    scales.set(acts + tile_acts::scale_at(t, 0, 1, id));
+  } else {
+    scales = acts + tile_acts::scale_at(0, 2 * t, NT, id);
+  }
 
   // 4. As a tile has come to registers, the one D further on takes its place, of whatever turn it is. Warps do not wait
   //    for each other but once in TURNS turns. A row's sums are told apart by step modulo W, whichever warp has them: so
@@ -399,7 +421,7 @@ __global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Fo
       for (int row16 = 0; row16 < 2; ++row16) {
 #pragma unroll
         for (int c = 0; c < COLS; ++c) {
-          const float sum = sums.total(row16, c);
+          const float sum = sums.total(row16, c) * sums_down<Format, NT>();
           if (NT > 1 || t == 0) to[(g + 8 * row16) * NT + (NT == 1 ? 0 : 2 * t) + c] = sum;
         }
       }
@@ -425,10 +447,11 @@ __global__ void __launch_bounds__(most_threads<NT, W, RANKS>(), blocks_per_sm<Fo
 }
 // ANCHOR_END: mmvq_tiles
 
-/// Bytes of the rings of W warps; with eight tokens no more than these.
-template <class Format, int W>
-constexpr std::size_t ring_bytes() {
-  return static_cast<std::size_t>(W) * Format::kInFlight * tile_bytes<typename Format::Block>();
+/// Bytes of a block's rings.
+template <class Format>
+constexpr std::size_t ring_bytes(Plan p) {
+  return static_cast<std::size_t>(p.warps) * static_cast<std::size_t>(p.tiles) *
+         tile_bytes<typename Format::Block>();
 }
 /// Shared memory beside rings and activations: sums, what they are multiplied with.
 template <int NT, int W>
@@ -443,39 +466,54 @@ constexpr std::size_t staged_bytes(long long id) {
 
 inline constexpr int kMostRanks = 4;  ///< blocks that have the same rows
 
-inline constexpr int kFewWarps = 4;  ///< of a block, where the rings of more would not fit
-
-/// Warps of a block, by the length of a row and the shared memory that a block may have: few where the rings of many
-/// would not fit. It decides the order of additions, so it must not depend on nt.
+/// Where not even the activations of one token would have room beside the rings.
 template <class Format>
-constexpr int warps(long long id, std::size_t limit) {
-  constexpr int W = Format::kWarps;
-  const bool fits = ring_bytes<Format, W>() + staged_bytes<1>(id) + fixed_bytes<1, W>() <= limit &&
-                    ring_bytes<Format, W>() + fixed_bytes<tile_acts::kMostTokens, W>() <= limit;
-  return fits ? W : kFewWarps;
+inline constexpr Plan kFewWarps = {4, Format::kLong.tiles, 4, Format::kLong.tiles};
+
+/// For pairs of sixteens, whose results go to planes: they are few, and a block has a multiprocessor for itself.
+template <class Format>
+inline constexpr Plan kPairs = Format::kLong.blocks == 1 ? Format::kLong : Format::kGate;
+
+/// What a block is made of, by the length of a row and the shared memory that a block may have. It decides the order of
+/// additions, so it must not depend on nt.
+/// @param pairs whether results go to planes as well, which those of one token do
+template <class Format, bool SWIGLU>
+constexpr Plan plan_of(long long id, bool pairs, std::size_t limit) {
+  const auto fits = [&]<Plan P>() {
+    constexpr int NT = tile_acts::kMostTokens, W = P.warps;
+    return ring_bytes<Format>(P) + staged_bytes<1>(id) + fixed_bytes<1, W>() <= limit &&
+           ring_bytes<Format>(plan_for<NT>(P)) + fixed_bytes<NT, W>() <= limit;
+  };
+  constexpr Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
+  if (pairs && !SWIGLU)
+    return fits.template operator()<kPairs<Format>>() ? kPairs<Format> : kFewWarps<Format>;
+  if (id <= kShortRow && fits.template operator()<kShort>()) return kShort;
+  if (id > kShortRow && fits.template operator()<Format::kLong>()) return Format::kLong;
+  return kFewWarps<Format>;
 }
 
 /// Most shared memory that the activations of eight tokens may take.
 inline constexpr std::size_t kMostStagedBytes = 96 * 1024;
 
 /// Whether the activations are copied to shared memory: always those of one token, those of eight if there is room.
-template <class Format, int NT, int W>
+template <class Format, int NT, Plan P>
 constexpr bool stages(long long id, std::size_t limit) {
   const std::size_t planes = staged_bytes<NT>(id);
-  return NT == 1 ||
-         (planes <= kMostStagedBytes && ring_bytes<Format, W>() + planes + fixed_bytes<NT, W>() <= limit);
+  return NT == 1 || (planes <= kMostStagedBytes &&
+                     ring_bytes<Format>(plan_for<NT>(P)) + planes + fixed_bytes<NT, P.warps>() <= limit);
 }
 
-template <class Format, int NT, int W, bool SWIGLU>
+template <class Format, int NT, Plan P, bool SWIGLU>
 Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& stream, bool programmatic) {
   parts.unit = parts.planes != nullptr ? 2 : 1;  // whole: od is then a multiple of 32
   const int row_steps = static_cast<int>(steps<typename Format::Block>(id));
   const int units = (SWIGLU ? parts.first[1] : parts.first[kMostMmvqParts]) / parts.unit;
-  const int most = std::max(1, multiprocessor_count() * (NT > 1 ? 16 : Format::kWarpsPerSm) / W);
+  constexpr int W = P.warps, D = plan_for<NT>(P).tiles, BLOCKS = plan_for<NT>(P).blocks;
+  const int most = multiprocessor_count() * BLOCKS;
   LaunchOptions options;
   options.programmatic = programmatic;
   const std::size_t limit = shared_memory_limit();
-  const bool staged = stages<Format, NT, W>(id, limit);
+  const bool staged = stages<Format, NT, P>(id, limit);
   const int blocks = std::min(units, most);
   parts.share = units / blocks;
   parts.more = units % blocks;
@@ -484,21 +522,19 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
   if (NT == 1 && !SWIGLU &&
       parts.planes != nullptr) {  // rows that make planes have an order of their own anyway
     const int most_ranks = std::min(kMostRanks, most_cluster_blocks());
-    while (2 * parts.ranks <= most_ranks && 2 * parts.ranks * units <= most &&
+    while (2 * parts.ranks <= most_ranks && 2 * parts.ranks * units <= multiprocessor_count() &&
            parts.unit * row_steps >= 2 * parts.ranks * W) {
       parts.ranks *= 2;
     }
   }
   options.cluster_blocks = static_cast<unsigned>(parts.ranks);
 
-  // A block with few tiles asks for a whole ring of them while the kernel before ends. One with many begins, as a rule, when
-  // another block has left its multiprocessor, and what counts is when its first product begins. Rings are no smaller where
-  // there are few tiles: two blocks would have room on a multiprocessor, and would be put there while others have none.
-  constexpr int D = in_flight<Format, NT>(), kManyRings = 4;
+  // A block with few tiles asks for all of them while the kernel before ends. One with many begins, as a rule, when another
+  // block has left its multiprocessor, and what counts is when its first product begins.
   const long long tiles_of_warp =
       (static_cast<long long>(turns) * ((row_steps + parts.ranks - 1) / parts.ranks) + W - 1) / W;
-  parts.early = tiles_of_warp >= kManyRings * D ? 1 : D;
-  const std::size_t shared = ring_bytes<Format, W>() + (staged ? staged_bytes<NT>(id) : 0);
+  parts.early = tiles_of_warp > D ? plan_for<NT>(P).early : D;
+  const std::size_t shared = ring_bytes<Format>(plan_for<NT>(P)) + (staged ? staged_bytes<NT>(id) : 0);
   if (shared + fixed_bytes<NT, W>() > limit) {
     return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
                          " activations and the weights under way take " +
@@ -508,18 +544,18 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
   const dim3 grid(static_cast<unsigned>(blocks * parts.ranks)), block(32 * W);
   if constexpr (NT > 1) {
     if (!staged) {
-      return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, false>, grid, block, shared, stream, parts,
-                    acts, nt, id, row_steps);
+      return launch(options, mmvq_tiles<Format, NT, W, D, BLOCKS, SWIGLU, false>, grid, block, shared, stream,
+                    parts, acts, nt, id, row_steps);
     }
   }
   if constexpr (NT == 1 && !SWIGLU) {
     if (parts.ranks > 1) {
-      return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, true, true>, grid, block, shared, stream,
-                    parts, acts, nt, id, row_steps);
+      return launch(options, mmvq_tiles<Format, NT, W, D, BLOCKS, SWIGLU, true, true>, grid, block, shared,
+                    stream, parts, acts, nt, id, row_steps);
     }
   }
-  return launch(options, mmvq_tiles<Format, NT, W, SWIGLU, true>, grid, block, shared, stream, parts, acts,
-                nt, id, row_steps);
+  return launch(options, mmvq_tiles<Format, NT, W, D, BLOCKS, SWIGLU, true>, grid, block, shared, stream,
+                parts, acts, nt, id, row_steps);
 }
 
 template <class Format, bool SWIGLU>
@@ -533,10 +569,16 @@ Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stre
     return Status::error("mmvq_tiles: only a token alone can be normalised here, and nt is " +
                          std::to_string(nt));
   }
+  constexpr Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
+  const Plan plan = plan_of<Format, SWIGLU>(id, parts.planes != nullptr, shared_memory_limit());
   const auto go = [&]<int NT>() {
-    return warps<Format>(id, shared_memory_limit()) == Format::kWarps
-               ? launch_parts<Format, NT, Format::kWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic)
-               : launch_parts<Format, NT, kFewWarps, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    if (plan == kShort)
+      return launch_parts<Format, NT, kShort, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    if (plan == Format::kLong)
+      return launch_parts<Format, NT, Format::kLong, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    if (NT == 1 && !SWIGLU && plan == kPairs<Format>)
+      return launch_parts<Format, 1, kPairs<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    return launch_parts<Format, NT, kFewWarps<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
   };
   return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();
 }

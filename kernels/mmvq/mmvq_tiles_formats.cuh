@@ -3,19 +3,21 @@
 //
 // A format is a struct with
 //   Block      the type's block
-//   kInFlight  tiles that a warp has under way
-//   kWarps     warps of a block
-//   kWarpsPerSm  how many of them a multiprocessor has at once
+//   kShort     how blocks of one token are made for short rows (Plan): as measured on an H200
+//   kLong      and for long ones
+//   kGate      and for short ones with a gate
 //   kZero      what unsigned codes are too large by
 //   kMin       whether a minimum is added to what codes mean
 //   kHalves    whether 16 codes have a scale, not 32
 //   Raw        a lane's share of a tile, in registers: codes, and scales as NT tokens want them
 //   load       tile -> Raw, in loads of 16 bytes where there are that many
 //   codes<S>   Raw -> the instruction's operand for sub-block S: 32 codes of 16 rows, one byte each
-//   placed<S>  the same, but a code is times 2^place(S % 4): where it stands in a byte already, no shift brings it down
+//   placed<S>  the same, but a code is times 2^place(S): where it stands in a byte already, no shift brings it down; and
+//              too large by zero(S), which is 0 for codes that end with a byte: there one bit makes them signed
 //   tables<S>  of codes that a table has the values of: two operands whose sum they are
 //   scales     Raw -> scales of a sub-block for rows g and g + 8: f32; of types with two in a sub-block integers, and
 //   units      what these are multiples of
+//   own        these integers of sub-blocks t and 4 + t, all that one token's lane needs, in bytes
 //
 // Lane 4g + t has rows g and g + 8 of every product. With eight tokens it has those of tokens 2t and 2t + 1, and scales
 // all sub-blocks of them. With one token all four lanes of a row have the same product: so each of them scales one
@@ -47,6 +49,9 @@ struct FromShared {
   }
   static __device__ __forceinline__ unsigned load4(const unsigned char* p) {
     return *reinterpret_cast<const unsigned*>(p);
+  }
+  static __device__ __forceinline__ unsigned load2(const unsigned char* p) {
+    return *reinterpret_cast<const unsigned short*>(p);
   }
 };
 
@@ -85,6 +90,32 @@ struct FloatScales {
 struct IntScales {
   int d[2][2], min[2][2];  // [row][half]
 };
+/// The same of sub-blocks t and 4 + t as signed bytes of a word: halves of the first, then of the second.
+struct OwnScales {
+  unsigned d[2], min[2];  // [row]
+};
+
+/// Byte i of the result is byte s of b:a, where s is the lower three bits of nibble i of `select`; or, if the nibble's
+/// fourth bit is set, that byte's sign in all bits.
+__device__ __forceinline__ unsigned bytes_or_signs(unsigned a, unsigned b, unsigned select) {
+#if defined(__CUDACC__)
+  unsigned out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(select));
+  return out;
+#else
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned s = select >> (4 * i) & 15u, byte = ((s & 4u) != 0 ? b : a) >> (s % 4 * 8) & 0xffu;
+    out |= ((s & 8u) == 0 ? byte : (byte & 0x80u) != 0 ? 0xffu : 0u) << (8 * i);
+  }
+  return out;
+#endif
+}
+/// Signed byte I of a word.
+template <int I>
+__device__ __forceinline__ int signed_byte(unsigned w) {
+  return static_cast<int>(bytes_or_signs(w, 0, 0x8880u + 0x1111u * I));
+}
 
 // Blocks of 32 --------------------------------------------------------------------------------------------------------
 
@@ -125,12 +156,20 @@ struct ScalesAndMins {
   }
 };
 
+/// How a multiprocessor is filled.
+struct Plan {
+  int warps;   ///< of a block
+  int tiles;   ///< that a warp has under way
+  int blocks;  ///< that a multiprocessor has at once
+  int early;   ///< tiles that a warp with many asks for before the kernel before has ended
+  bool operator==(const Plan&) const = default;
+};
+
 /// What formats have unless they say otherwise.
 struct PlainCodes {
   static constexpr bool kPlaced = false;  ///< has placed<S>
   static constexpr bool kTables = false;  ///< has tables<S>
   static constexpr int kMostProduct = 0;  ///< of a code and an integer scale, in size
-  static __host__ __device__ constexpr int place(int /*sub*/) { return 0; }
 };
 
 /// Nibbles of four blocks and their scales: Q4_0, and with more to them Q4_1, Q5_0, Q5_1 and IQ4_NL.
@@ -156,7 +195,7 @@ struct NibbleRaw {
 // ANCHOR: tile_q4_0
 struct TileQ4_0 : PlainCodes {
   using Block = BlockQ4_0;
-  static constexpr int kInFlight = 6, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 4, 4, 2}, kLong = {16, 6, 1, 6}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 8;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -169,14 +208,25 @@ struct TileQ4_0 : PlainCodes {
   static __device__ __forceinline__ FloatScales scales(const R& r, int sub) {
     return r.scales.of(sub);
   }
+  static constexpr bool kPlaced = true;
+  static __host__ __device__ constexpr int place(int /*sub*/) { return 4; }
+  static __host__ __device__ constexpr int zero(int /*sub*/) { return 0; }
+  template <int S, class R>
+  static __device__ __forceinline__ void placed(const R& r, unsigned signs, std::uint32_t (&a)[4]) {
+    a[0] = (part(r.w[0], S) << 4 & 0xf0f0f0f0u) ^ signs;
+    a[1] = (part(r.w[1], S) << 4 & 0xf0f0f0f0u) ^ signs;
+    a[2] = (part(r.w[0], S) & 0xf0f0f0f0u) ^ signs;
+    a[3] = (part(r.w[1], S) & 0xf0f0f0f0u) ^ signs;
+  }
 };
 // ANCHOR_END: tile_q4_0
 
 // ANCHOR: tile_q4_1
 struct TileQ4_1 : TileQ4_0 {
   using Block = BlockQ4_1;
-  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 4, 4, 2}, kLong = {16, 5, 1, 5}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 0;
+  static constexpr bool kPlaced = false;
   static constexpr bool kMin = true;
   template <int NT>
   using Raw = NibbleRaw<NT, ScalesAndMins, 1024>;
@@ -197,8 +247,9 @@ struct FiveBitRaw : NibbleRaw<NT, Scales, 1280> {
 // ANCHOR: tile_q5_0
 struct TileQ5_0 : TileQ4_0 {
   using Block = BlockQ5_0;
-  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 5}, kGate = {16, 5, 1, 5};
   static constexpr int kZero = 16;
+  static constexpr bool kPlaced = false;
   template <int NT>
   using Raw = FiveBitRaw<NT, ScalePairs>;
   template <int S, class R>
@@ -215,7 +266,7 @@ struct TileQ5_0 : TileQ4_0 {
 // ANCHOR: tile_q5_1
 struct TileQ5_1 : TileQ5_0 {
   using Block = BlockQ5_1;
-  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 5}, kGate = {16, 5, 1, 5};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;
   template <int NT>
@@ -226,8 +277,9 @@ struct TileQ5_1 : TileQ5_0 {
 // ANCHOR: tile_q8_0
 struct TileQ8_0 : TileQ4_0 {
   using Block = BlockQ8_0;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {8, 5, 2, 5}, kGate = {16, 3, 1, 3};
   static constexpr int kZero = 0;
+  static constexpr bool kPlaced = false;
   template <int NT>
   struct Raw {
     uint4 w[4];  // row g, then row g + 8: words t and t + 4 of two blocks each
@@ -262,23 +314,6 @@ __device__ __forceinline__ void iq4_bytes(unsigned nibbles, unsigned& low, unsig
   high = __byte_perm(__byte_perm(T0, T1, three >> 16), __byte_perm(T2, T3, three >> 16), fourth >> 16);
 }
 
-/// Byte i of the result is byte s of b:a, where s is the lower three bits of nibble i of `select`; or, if the nibble's
-/// fourth bit is set, that byte's sign in all bits.
-__device__ __forceinline__ unsigned bytes_or_signs(unsigned a, unsigned b, unsigned select) {
-#if defined(__CUDACC__)
-  unsigned out;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(select));
-  return out;
-#else
-  unsigned out = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned s = select >> (4 * i) & 15u, byte = ((s & 4u) != 0 ? b : a) >> (s % 4 * 8) & 0xffu;
-    out |= ((s & 8u) == 0 ? byte : (byte & 0x80u) != 0 ? 0xffu : 0u) << (8 * i);
-  }
-  return out;
-#endif
-}
-
 /// The values of codes 0..3 and 4..7; one more than those of 8..11 and 12..15.
 inline constexpr unsigned kIq4Below = detail::kIq4Low & 0xffffffffu, kIq4Below4 = detail::kIq4Low >> 32,
                           kIq4Above = (detail::kIq4High & 0xffffffffu) + 0x01010101u,
@@ -311,8 +346,9 @@ __device__ __forceinline__ void iq4_operands(unsigned row, unsigned row8, const 
 // ANCHOR: tile_iq4_nl
 struct TileIQ4_NL : TileQ4_0 {
   using Block = BlockIQ4_NL;
-  static constexpr int kInFlight = 6, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {12, 5, 2, 2}, kGate = {16, 6, 1, 6};
   static constexpr int kZero = 0;
+  static constexpr bool kPlaced = false;
   template <int S, class R>
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
     iq4_bytes(part(r.w[0], S), a[0], a[2]);
@@ -349,7 +385,7 @@ __device__ __forceinline__ unsigned minima_k4(const uint4& head) {
 // ANCHOR: tile_q4_k
 struct TileQ4_K : PlainCodes {
   using Block = BlockQ4_K;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {16, 3, 1, 2}, kGate = {16, 3, 1, 3};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = false;
   template <int NT>
@@ -389,7 +425,7 @@ struct TileQ4_K : PlainCodes {
 // ANCHOR: tile_q5_k
 struct TileQ5_K : TileQ4_K {
   using Block = BlockQ5_K;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {16, 3, 1, 2}, kGate = {16, 3, 1, 3};
   template <int NT>
   struct Raw {
     uint4 w[4], head[2];
@@ -414,6 +450,18 @@ struct TileQ5_K : TileQ4_K {
 };
 // ANCHOR_END: tile_q5_k
 
+/// A row's sixteen bytes, two for each sub-block: with one token those of sub-blocks t and 4 + t, with eight all of them.
+template <int NT>
+using SubBlockPairs = std::conditional_t<NT == 1, unsigned, uint4>;
+template <int NT, class From>
+__device__ __forceinline__ SubBlockPairs<NT> load_pairs(const unsigned char* row, int t) {
+  if constexpr (NT == 1) {
+    return __byte_perm(From::load2(row + 2 * t), From::load2(row + 8 + 2 * t), 0x5410);
+  } else {
+    return From::load16(row);
+  }
+}
+
 /// Bytes 2 sub and 2 sub + 1 of two words.
 __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int sub) {
   return (sub < 2 ? low : high) >> (16 * (sub % 2)) & 0xffffu;
@@ -422,15 +470,15 @@ __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int s
 // ANCHOR: tile_q6_k
 struct TileQ6_K : PlainCodes {
   using Block = BlockQ6_K;
-  static constexpr int kInFlight = 3, kWarps = 12, kWarpsPerSm = 12;
+  static constexpr Plan kShort = {8, 3, 2, 3}, kLong = {12, 3, 1, 3}, kGate = {12, 3, 1, 3};
   static constexpr int kZero = 32;
   static constexpr bool kMin = false, kHalves = true;
   static constexpr int kMostProduct = 32 * 128;
   template <int NT>
   struct Raw {
-    uint4 low[4];    // row g, then row g + 8: words t, t + 4, t + 8, t + 12 of each half's 64 bytes
-    uint4 high[2];   // rows g and g + 8: words t and t + 4 of each half's 32 bytes
-    uint4 scale[2];  // rows g and g + 8: sixteen int8
+    uint4 low[4];   // row g, then row g + 8: words t, t + 4, t + 8, t + 12 of each half's 64 bytes
+    uint4 high[2];  // rows g and g + 8: words t and t + 4 of each half's 32 bytes
+    SubBlockPairs<NT> scale[2];  // rows g and g + 8: sixteen int8
     unsigned d;
     template <class From>
     __device__ __forceinline__ void load(const unsigned char* tile, int lane) {
@@ -438,8 +486,8 @@ struct TileQ6_K : PlainCodes {
       for (int v = 0; v < 4; ++v) low[v] = From::load16(tile + 512 * v + 16 * lane);
       high[0] = From::load16(tile + 2048 + 16 * lane);
       high[1] = From::load16(tile + 2560 + 16 * lane);
-      scale[0] = From::load16(tile + 3072 + lane / 4 * 16);
-      scale[1] = From::load16(tile + 3200 + lane / 4 * 16);
+      scale[0] = load_pairs<NT, From>(tile + 3072 + lane / 4 * 16, lane % 4);
+      scale[1] = load_pairs<NT, From>(tile + 3200 + lane / 4 * 16, lane % 4);
       d = From::load4(tile + 3328 + lane / 4 * 4);
     }
   };
@@ -469,6 +517,7 @@ struct TileQ6_K : PlainCodes {
     }
     return s;
   }
+  static __device__ __forceinline__ OwnScales own(const Raw<1>& r) { return {{r.scale[0], r.scale[1]}, {}}; }
   template <class R>
   static __device__ __forceinline__ FloatScales units(const R& r) {
     return {{low_half(r.d), high_half(r.d)}, {}};
@@ -476,58 +525,50 @@ struct TileQ6_K : PlainCodes {
 };
 // ANCHOR_END: tile_q6_k
 
-/// Two-bit codes: sub-block S is at 2 (S % 4) of words t and t + 4 of half S / 4.
-template <int S>
-__device__ __forceinline__ void two_bits(const uint4 (&w)[2], std::uint32_t (&a)[4]) {
-  constexpr int I = S / 4 * 2, SHIFT = S % 4 * 2;
-  a[0] = part(w[0], I) >> SHIFT & 0x03030303u;
-  a[1] = part(w[1], I) >> SHIFT & 0x03030303u;
-  a[2] = part(w[0], I + 1) >> SHIFT & 0x03030303u;
-  a[3] = part(w[1], I + 1) >> SHIFT & 0x03030303u;
-}
-
-/// Where `placed` leaves them: in place, but for those that would be a byte's sign.
-__host__ __device__ constexpr int place_of_two_bits(int sub) { return sub == 3 ? 0 : 2 * sub; }
-template <int S>
-__device__ __forceinline__ void placed_two_bits(const uint4 (&w)[2], std::uint32_t (&a)[4]) {
-  constexpr int I = S / 4 * 2, DOWN = S % 4 == 3 ? 6 : 0;
-  constexpr unsigned MASK = 0x03030303u << place_of_two_bits(S % 4);
-  a[0] = part(w[0], I) >> DOWN & MASK;
-  a[1] = part(w[1], I) >> DOWN & MASK;
-  a[2] = part(w[0], I + 1) >> DOWN & MASK;
-  a[3] = part(w[1], I + 1) >> DOWN & MASK;
-}
-
 // ANCHOR: tile_q2_k
 struct TileQ2_K : PlainCodes {
   using Block = BlockQ2_K;
-  static constexpr int kInFlight = 5, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 2}, kGate = {16, 5, 1, 5};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
   struct Raw {
-    uint4 w[2];      // rows g and g + 8
-    uint4 scale[2];  // rows g and g + 8: sixteen bytes, a scale in the low nibble, a minimum in the high one
-    uint2 dm;        // d and dmin of rows g and g + 8
+    uint4 w[2];                  // rows g and g + 8
+    SubBlockPairs<NT> scale[2];  // rows g and g + 8: a scale in the low nibble, a minimum in the high one
+    uint2 dm;                    // d and dmin of rows g and g + 8
     template <class From>
     __device__ __forceinline__ void load(const unsigned char* tile, int lane) {
       w[0] = From::load16(tile + 16 * lane);
       w[1] = From::load16(tile + 512 + 16 * lane);
-      scale[0] = From::load16(tile + 1024 + lane / 4 * 16);
-      scale[1] = From::load16(tile + 1152 + lane / 4 * 16);
+      scale[0] = load_pairs<NT, From>(tile + 1024 + lane / 4 * 16, lane % 4);
+      scale[1] = load_pairs<NT, From>(tile + 1152 + lane / 4 * 16, lane % 4);
       dm = From::load8(tile + 1280 + lane / 4 * 8);
     }
   };
   template <int S, class R>
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
-    two_bits<S>(r.w, a);
+    constexpr int I = S / 4 * 2, SHIFT = S % 4 * 2;
+    a[0] = part(r.w[0], I) >> SHIFT & 0x03030303u;
+    a[1] = part(r.w[1], I) >> SHIFT & 0x03030303u;
+    a[2] = part(r.w[0], I + 1) >> SHIFT & 0x03030303u;
+    a[3] = part(r.w[1], I + 1) >> SHIFT & 0x03030303u;
   }
   static constexpr bool kPlaced = true;
   static constexpr int kMostProduct = 3 * 15;
-  static __host__ __device__ constexpr int place(int sub) { return place_of_two_bits(sub); }
+  static __host__ __device__ constexpr int place(int sub) { return sub % 4 == 3 ? 0 : sub % 4 * 2; }
+  static __host__ __device__ constexpr int zero(int /*sub*/) { return 0; }
   template <int S, class R>
-  static __device__ __forceinline__ void placed(const R& r, std::uint32_t (&a)[4]) {
-    placed_two_bits<S>(r.w, a);
+  static __device__ __forceinline__ void placed(const R& r, unsigned /*signs*/, std::uint32_t (&a)[4]) {
+    constexpr int I = S / 4 * 2, DOWN = S % 4 == 3 ? 6 : 0;  // the highest ones would be a byte's sign
+    constexpr unsigned MASK = 0x03030303u << place(S);
+    a[0] = part(r.w[0], I) >> DOWN & MASK;
+    a[1] = part(r.w[1], I) >> DOWN & MASK;
+    a[2] = part(r.w[0], I + 1) >> DOWN & MASK;
+    a[3] = part(r.w[1], I + 1) >> DOWN & MASK;
+  }
+  static __device__ __forceinline__ OwnScales own(const Raw<1>& r) {
+    return {{r.scale[0] & 0x0f0f0f0fu, r.scale[1] & 0x0f0f0f0fu},
+            {r.scale[0] >> 4 & 0x0f0f0f0fu, r.scale[1] >> 4 & 0x0f0f0f0fu}};
   }
   template <int H, class R>
   static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
@@ -552,48 +593,90 @@ struct TileQ2_K : PlainCodes {
 // ANCHOR: tile_q3_k
 struct TileQ3_K : PlainCodes {
   using Block = BlockQ3_K;
-  static constexpr int kInFlight = 4, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 4, 3, 2}, kLong = {16, 4, 1, 2}, kGate = {16, 4, 1, 4};
   static constexpr int kZero = 4;
   static constexpr bool kMin = false, kHalves = true;
-  template <int NT>
-  struct Raw {
-    uint4 w[2];            // rows g and g + 8
-    uint4 third;           // words t and t + 4 of row g, then of row g + 8
+  /// Four low bits of every scale, its two high bits, and d of both rows: a row's twelve bytes of scales are apart.
+  struct Heads {
     uint4 head;            // three words of row g's scales, then d of both rows
     uint2 scale8;          // two words of row g + 8's scales
     unsigned scale8_high;  // the third
     template <class From>
-    __device__ __forceinline__ void load(const unsigned char* tile, int lane) {
-      w[0] = From::load16(tile + 16 * lane);
-      w[1] = From::load16(tile + 512 + 16 * lane);
-      third = From::load16(tile + 1024 + 16 * lane);
-      head = From::load16(tile + 1536 + lane / 4 * 16);
-      scale8 = From::load8(tile + 1664 + lane / 4 * 8);
-      scale8_high = From::load4(tile + 1728 + lane / 4 * 4);
+    __device__ __forceinline__ void load(const unsigned char* heads, int lane) {
+      head = From::load16(heads + lane / 4 * 16);
+      scale8 = From::load8(heads + 128 + lane / 4 * 8);
+      scale8_high = From::load4(heads + 192 + lane / 4 * 4);
     }
   };
+  /// With one token: of sub-blocks t and 4 + t.
+  struct OwnHeads {
+    // Of rows g and g + 8, two bytes each. Low bits: of one sub-block in low nibbles, of the other in high ones. High bits:
+    // in bits 0 and 1, and in bits 4 and 5.
+    unsigned low[2], high[2];
+    unsigned d;  // of both rows
+    template <class From>
+    __device__ __forceinline__ void load(const unsigned char* heads, int lane) {
+      const int g = lane / 4, t = lane % 4;
+      low[0] = From::load2(heads + g * 16 + 2 * t);
+      high[0] = From::load2(heads + g * 16 + 8 + t % 2 * 2) >> (t / 2 * 2);
+      low[1] = From::load2(heads + 128 + g * 8 + 2 * t);
+      high[1] = From::load2(heads + 192 + g * 4 + t % 2 * 2) >> (t / 2 * 2);
+      d = From::load4(heads + g * 16 + 12);
+    }
+  };
+  template <int NT>
+  struct Raw : std::conditional_t<NT == 1, OwnHeads, Heads> {
+    uint4 w[3];  // word i: of operand i
+    template <class From>
+    __device__ __forceinline__ void load(const unsigned char* tile, int lane) {
+#pragma unroll
+      for (int v = 0; v < 3; ++v) w[v] = From::load16(tile + 512 * v + 16 * lane);
+      std::conditional_t<NT == 1, OwnHeads, Heads>::template load<From>(tile + 1536, lane);
+    }
+  };
+  /// A byte of vector v: codes of sub-blocks v and 4 + v, three bits each. The upper two bits are left: those of vector 0
+  /// are the upper ones of sub-block 3, those of vector 2 of sub-block 7, and vector 1 has the lowest ones of both.
   template <int S, class R>
   static __device__ __forceinline__ void codes(const R& r, std::uint32_t (&a)[4]) {
-    two_bits<S>(r.w, a);
-    a[0] |= bit_of_bytes<S, 2>(r.third.x);
-    a[1] |= bit_of_bytes<S, 2>(r.third.z);
-    a[2] |= bit_of_bytes<S, 2>(r.third.y);
-    a[3] |= bit_of_bytes<S, 2>(r.third.w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (S % 4 == 3) {
+        a[i] = (part(r.w[S / 4 * 2], i) >> 5 & 0x06060606u) | (part(r.w[1], i) >> (7 - S / 4) & 0x01010101u);
+      } else {
+        a[i] = part(r.w[S % 4], i) >> (S / 4 * 3) & 0x07070707u;
+      }
+    }
   }
   static constexpr bool kPlaced = true;
   static constexpr int kMostProduct = 4 * 32;
-  static __host__ __device__ constexpr int place(int sub) { return place_of_two_bits(sub); }
+  static __host__ __device__ constexpr int place(int sub) { return sub % 4 == 3 ? 5 : sub / 4 * 3; }
+  static __host__ __device__ constexpr int zero(int sub) { return sub % 4 == 3 ? 0 : kZero; }
   template <int S, class R>
-  static __device__ __forceinline__ void placed(const R& r, std::uint32_t (&a)[4]) {
-    constexpr int BIT = place_of_two_bits(S % 4) + 2;
-    placed_two_bits<S>(r.w, a);
-    a[0] |= bit_of_bytes<S, BIT>(r.third.x);
-    a[1] |= bit_of_bytes<S, BIT>(r.third.z);
-    a[2] |= bit_of_bytes<S, BIT>(r.third.y);
-    a[3] |= bit_of_bytes<S, BIT>(r.third.w);
+  static __device__ __forceinline__ void placed(const R& r, unsigned signs, std::uint32_t (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (S % 4 == 3) {
+        const unsigned lowest = (part(r.w[1], i) >> (2 - S / 4) & 0x20202020u) | signs;
+        a[i] = (part(r.w[S / 4 * 2], i) & 0xc0c0c0c0u) ^ lowest;
+      } else {
+        a[i] = part(r.w[S % 4], i) & 0x07070707u << place(S);
+      }
+    }
   }
-  template <int H, class R>
-  static __device__ __forceinline__ IntScales scales(const R& r, int sub) {
+  static __device__ __forceinline__ OwnScales own(const Raw<1>& r) {
+    // Bytes a and b: the first sub-block's halves in low nibbles and the second one's in high ones, as are two bits above
+    // each. 32 less, without a borrow from one byte to the next.
+    OwnScales s{};
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const unsigned low = (r.low[row] | r.low[row] << 12) & 0x0f0f0f0fu;
+      const unsigned high = (r.high[row] << 4 | r.high[row] << 16) & 0x30303030u;
+      s.d[row] = ((low | high | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+    }
+    return s;
+  }
+  template <int H>
+  static __device__ __forceinline__ IntScales scales(const Raw<8>& r, int sub) {
     // Scale j = 8 H + 2 sub: four low bits in a nibble of byte j % 8, low nibbles for j < 8; two high bits at
     // 2 (j / 4) of byte 8 + j % 4.
     IntScales s;
@@ -608,8 +691,10 @@ struct TileQ3_K : PlainCodes {
     }
     return s;
   }
-  template <class R>
-  static __device__ __forceinline__ FloatScales units(const R& r) {
+  static __device__ __forceinline__ FloatScales units(const Raw<1>& r) {
+    return {{low_half(r.d), high_half(r.d)}, {}};
+  }
+  static __device__ __forceinline__ FloatScales units(const Raw<8>& r) {
     return {{low_half(r.head.w), high_half(r.head.w)}, {}};
   }
 };
@@ -618,7 +703,7 @@ struct TileQ3_K : PlainCodes {
 // ANCHOR: tile_iq4_xs
 struct TileIQ4_XS : PlainCodes {
   using Block = BlockIQ4_XS;
-  static constexpr int kInFlight = 3, kWarps = 16, kWarpsPerSm = 16;
+  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {16, 3, 1, 2}, kGate = {16, 3, 1, 3};
   static constexpr int kZero = 0;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -712,6 +797,16 @@ struct ActsScale {
   __device__ __forceinline__ int sum(int add = 0) const {
     return sum((LOW & 0xff) | (HIGH & 0xff) << 8, add);
   }
+  /// The first sum times byte 2 H of a word, plus the second one times the byte after it.
+  template <int H>
+  __device__ __forceinline__ int halves(unsigned factors) const {
+#if defined(__CUDACC__)
+    return H == 0 ? __dp2a_lo(static_cast<int>(sums), static_cast<int>(factors), 0)
+                  : __dp2a_hi(static_cast<int>(sums), static_cast<int>(factors), 0);
+#else
+    return sum(static_cast<int>(factors >> (16 * H) & 0xffffu));
+#endif
+  }
 };
 
 /// An integer of less than 2^22 that is added to the bits of 1.5 * 2^23 makes the bits of 1.5 * 2^23 + the integer: sums
@@ -745,13 +840,28 @@ __device__ __forceinline__ unsigned kept(unsigned x) {
   return __shfl_sync(kAllLanes, x, static_cast<int>(threadIdx.x % kWarp));
 }
 
-/// A row in shared memory for ldmatrix, whose address stays in a register: the compiler would make it up again for every
-/// load, beginning with the block's number in its cluster.
-struct SharedRow {
+/// The same of a constant, which the compiler would see through: a block has fewer than 2^16 threads.
+__device__ __forceinline__ unsigned kept_constant(unsigned x) { return x + (kept(threadIdx.x) >> 16); }
+
+/// A place in shared memory whose address stays in a register: the compiler would make it up again for every load, beginning
+/// with the block's number in its cluster.
+struct SharedPlace {
 #if defined(__CUDACC__)
   std::uint32_t at;
+  __device__ __forceinline__ SharedPlace operator+(int bytes) const {
+    return {at + static_cast<std::uint32_t>(bytes)};
+  }
   __device__ __forceinline__ void set(const unsigned char* p) { at = kept(shared_address(p)); }
-  __device__ __forceinline__ void load(std::uint32_t (&b)[4], int offset) const {
+  __device__ __forceinline__ uint2 load8(int offset) const {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "r"(at + static_cast<std::uint32_t>(offset))
+                 : "memory");
+    return v;
+  }
+  /// ldmatrix<4>
+  __device__ __forceinline__ void load_rows(std::uint32_t (&b)[4], int offset) const {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                  : "r"(at + static_cast<std::uint32_t>(offset))
@@ -759,10 +869,17 @@ struct SharedRow {
   }
 #else
   const unsigned char* at;
+  SharedPlace operator+(int bytes) const { return {at + bytes}; }
   void set(const unsigned char* p) { at = p; }
-  void load(std::uint32_t (&b)[4], int offset) const { ldmatrix<4>(b, at + offset); }
+  uint2 load8(int offset) const { return FromShared::load8(at + offset); }
+  void load_rows(std::uint32_t (&b)[4], int offset) const { ldmatrix<4>(b, at + offset); }
 #endif
 };
+/// Eight bytes from a pointer, or from a SharedPlace.
+__device__ __forceinline__ uint2 load8_at(const unsigned char* p, int offset) {
+  return FromShared::load8(p + offset);
+}
+__device__ __forceinline__ uint2 load8_at(const SharedPlace& p, int offset) { return p.load8(offset); }
 
 /// One token's activations as the instruction's B. It has eight columns, and there is one token: so columns 2 S and 2 S + 1
 /// are sub-block S of four, and nothing elsewhere. All four products add to the same registers, and lane 4 g + t, which
@@ -773,7 +890,7 @@ struct SharedRow {
 /// eight columns: of sub-blocks 0 and 1, then of 2 and 3. A lane has the address of a row of each: a block's, or zeros.
 struct Columns {
   static constexpr int kZeros = 256;  // bytes: rows of two groups of four sub-blocks
-  SharedRow row[2];                   // of sub-blocks 0 and 1, and 2 and 3
+  SharedPlace row[2];                 // of sub-blocks 0 and 1, and 2 and 3
   int stride[2];                      // of a step: zeros stay where they are
 
   /// @param codes of the step's first block @param zeros kZeros bytes @param step_bytes codes of a step
@@ -794,7 +911,7 @@ struct Columns {
   /// Fragments of sub-blocks 2 pair and 2 pair + 1 of group H. @param step from the first one on
   template <int H>
   __device__ __forceinline__ void load(int pair, int step, std::uint32_t (&b)[4]) const {
-    row[pair].load(b, step * stride[pair] + H * 128);
+    row[pair].load_rows(b, step * stride[pair] + H * 128);
   }
 };
 /// Where a lane reads activations: of one token as Columns has it; of eight those of token g, word t, [step][pairs][8][4][16].
@@ -805,20 +922,55 @@ struct Codes {
 template <>
 struct Codes<1> : Columns {};
 
+/// Where codes of sub-block `sub` of a tile stand in their bytes, as they are multiplied.
+template <class Format>
+__host__ __device__ constexpr int place_of(int sub) {
+  if constexpr (Format::kPlaced) return Format::place(sub);
+  return 0;
+}
+/// And what they are then too large by.
+template <class Format>
+__host__ __device__ constexpr int zero_of(int sub) {
+  if constexpr (Format::kPlaced) return Format::zero(sub) << Format::place(sub);
+  return Format::kZero;
+}
+
+/// With eight tokens, what sums of types with a scale for 32 codes are still to be multiplied with: all their codes stand in
+/// the same place.
+template <class Format, int NT>
+__host__ __device__ constexpr float sums_down() {
+  return NT > 1 && !Format::kHalves ? 1.0f / static_cast<float>(1 << place_of<Format>(0)) : 1.0f;
+}
+
 /// What a lane needs for every tile.
 template <class Format>
 struct LaneConstants {
-  float down = 1.0f;       // with one token: takes off how high codes of sub-block t stand
-  int zero = 0;            // and what unsigned ones are too large by: a factor of sums
-  unsigned table[2] = {};  // of tables: the first word of each
+  float down[2] = {1.0f, 1.0f};  // with one token: takes off how high codes of sub-blocks t and 4 + t stand
+  int zero[2] = {};              // and what is added to them
+  unsigned table[2] = {};        // of tables: the first word of each
+  unsigned signs = 0;  // of placed: of all bytes; in a register, as an instruction has room for one constant
 
   __device__ __forceinline__ explicit LaneConstants(int t) {
-    if constexpr (Format::kPlaced) down = 1.0f / static_cast<float>(1 << Format::place(t));
-    if constexpr (Format::kZero != 0) zero = -(Format::kZero << Format::place(t)) & 0xff;
-    if constexpr (Format::kTables) table[0] = kept(kIq4Below), table[1] = kept(kIq4Above);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if constexpr (Format::kPlaced) down[h] = 1.0f / static_cast<float>(1 << Format::place(4 * h + t));
+      zero[h] = -zero_of<Format>(4 * h + t);
+    }
+    if constexpr (Format::kPlaced) signs = kept_constant(0x80808080u);
+    if constexpr (Format::kTables) table[0] = kept_constant(kIq4Below), table[1] = kept_constant(kIq4Above);
   }
 };
 
+/// A operands of sub-block S.
+template <class Format, int S, class R>
+__device__ __forceinline__ void operand(const R& r, [[maybe_unused]] const LaneConstants<Format>& constants,
+                                        std::uint32_t (&a)[4]) {
+  if constexpr (Format::kPlaced) {
+    Format::template placed<S>(r, constants.signs, a);
+  } else {
+    Format::template codes<S>(r, a);
+  }
+}
 /// sums += sub-block S of a tile times b.
 template <class Format, int S, class R>
 __device__ __forceinline__ void add_product(const R& r,
@@ -831,24 +983,17 @@ __device__ __forceinline__ void add_product(const R& r,
     mma_m16n8k32_s8(sums, a[1], b);
   } else {
     std::uint32_t a[4];
-    if constexpr (Format::kPlaced) {
-      Format::template placed<S>(r, a);
-    } else {
-      Format::template codes<S>(r, a);
-    }
+    operand<Format, S>(r, constants, a);
     mma_m16n8k32_s8(sums, a, b);
   }
 }
 /// Sub-block S in halves, from what `low` and `high` are.
 template <class Format, int S, class R>
-__device__ __forceinline__ void add_halves(const R& r, const std::uint32_t (&b)[2], int (&low)[4],
-                                           int (&high)[4]) {
+__device__ __forceinline__ void add_halves(const R& r,
+                                           [[maybe_unused]] const LaneConstants<Format>& constants,
+                                           const std::uint32_t (&b)[2], int (&low)[4], int (&high)[4]) {
   std::uint32_t a[4];
-  if constexpr (Format::kPlaced) {
-    Format::template placed<S>(r, a);
-  } else {
-    Format::template codes<S>(r, a);
-  }
+  operand<Format, S>(r, constants, a);
   mma_m16n8k16_s8(low, {a[0], a[1]}, {b[0]});
   mma_m16n8k16_s8(high, {a[2], a[3]}, {b[1]});
 }
@@ -867,56 +1012,57 @@ __device__ __forceinline__ float float_of_two(int s0, int c0, int s1, int c1) {
 // ANCHOR: multiply_tile
 /// sums += tile . activations of one step.
 /// @param scales the lane's place in the step's scales: with one token of block t, with eight of token 2 t
-template <class Format, int NT>
+template <class Format, int NT, class Scales>
 __device__ __forceinline__ void multiply_tile(const typename Format::template Raw<NT>& r,
-                                              const Codes<NT>& codes, const unsigned char* scales, int step,
-                                              int t, const LaneConstants<Format>& constants,
-                                              LaneSums<NT>& sums) {
-  constexpr int HALVES = Tile<typename Format::Block>::kSteps / 4, ZERO = Format::kZero;
-  constexpr bool TWO = Format::kHalves;  // scales in a sub-block
+                                              const Codes<NT>& codes, const Scales& scales, int step, int t,
+                                              const LaneConstants<Format>& constants, LaneSums<NT>& sums) {
+  constexpr int HALVES = Tile<typename Format::Block>::kSteps / 4;
+  constexpr bool TWO = Format::kHalves;  // scales in a sub-block, and a unit for both halves of the tile
+  constexpr int SUBS = LaneSums<NT>::SUBS, COLS = LaneSums<NT>::COLS;
+  [[maybe_unused]] float d_sum[SUBS][2][COLS], min_sum[SUBS][2][COLS];  // in these units
   const auto half = [&]<int H>() {
+    // What 32 codes and a scale for each half of them are, times the activations' scale.
+    [[maybe_unused]] const auto add = [](float& to, float scale, float sum) {
+      to = H == 0 ? scale * sum : fmaf(scale, sum, to);
+    };
     if constexpr (NT == 1) {
       // 1. The activations' scale of sub-block t.
-      const uint2 v = *reinterpret_cast<const uint2*>(scales + H * 32);
+      const uint2 v = load8_at(scales, H * 32);
       const ActsScale x = {__uint_as_float(v.x), v.y};
+      const float d = Format::kPlaced ? x.d * constants.down[H] : x.d;
 
-      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers, in two sums, each of which waits for two products.
-      int c[4] = {}, more[4] = {};
+      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers.
+      int c[4] = {};
       std::uint32_t b[4];
       codes.template load<H>(0, step, b);
       add_product<Format, 4 * H>(r, constants, {b[0], b[1]}, c);
       add_product<Format, 4 * H + 1>(r, constants, {b[2], b[3]}, c);
       codes.template load<H>(1, step, b);
-      add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, more);
-      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, more);
-      // What unsigned codes are too large by, and what makes a float of the sum.
-      int seed[2] = {TWO ? 0 : kFloatBits, 0};
-      if constexpr (ZERO != 0) {
-        seed[0] = TWO ? x.sum(constants.zero) : x.sum<-ZERO, -ZERO>(kFloatBits);
-        seed[1] = x.sum(constants.zero << 8);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) c[i] += more[i] + seed[i % 2];
+      add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, c);
+      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, c);
 
       // 3. Scales of sub-block t.
-      const auto s = Format::template scales<H>(r, t);
-      [[maybe_unused]] float sum = 0.0f;  // what a minimum is multiplied with
-      if constexpr (Format::kMin && !TWO) sum = x.d * static_cast<float>(x.sum<1, 1>());
+      if constexpr (TWO) {
+        const OwnScales own = Format::own(r);
 #pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        float& to = sums.v[0][row][0];
-        if constexpr (TWO) {
-          const FloatScales unit = Format::units(r);
-          to = fmaf(
-              unit.d[row] * constants.down * x.d,
-              float_of_two<fits_float_bits<Format>(4)>(s.d[row][0], c[2 * row], s.d[row][1], c[2 * row + 1]),
-              to);
-          if constexpr (Format::kMin) {
-            to = fmaf(-unit.min[row] * x.d,
-                      float_of_two<true>(s.min[row][0], x.sum<1, 0>(), s.min[row][1], x.sum<0, 1>()), to);
-          }
-        } else {
-          to = fmaf(s.d[row] * x.d, float_of_bits(c[2 * row]), to);
+        for (int row = 0; row < 2; ++row) {
+          int sum = signed_byte<2 * H>(own.d[row]) * c[2 * row] +
+                    signed_byte<2 * H + 1>(own.d[row]) * c[2 * row + 1];
+          if constexpr (Format::kZero != 0) sum += constants.zero[H] * x.template halves<H>(own.d[row]);
+          add(d_sum[0][row][0], d, static_cast<float>(sum));
+          if constexpr (Format::kMin)
+            add(min_sum[0][row][0], x.d, static_cast<float>(x.template halves<H>(own.min[row])));
+        }
+      } else {
+        constexpr int ZERO = zero_of<Format>(0);
+        const FloatScales s = Format::template scales<H>(r, t);
+        [[maybe_unused]] float sum = 0.0f;  // what a minimum is multiplied with
+        if constexpr (Format::kMin) sum = x.d * static_cast<float>(x.sum<1, 1>());
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          float& to = sums.v[0][row][0];
+          const int product = ZERO == 0 ? c[2 * row] : x.sum<-ZERO, -ZERO>(c[2 * row]);
+          to = fmaf(s.d[row] * d, static_cast<float>(product), to);
           if constexpr (Format::kMin) to = fmaf(s.min[row], sum, to);
         }
       }
@@ -933,7 +1079,7 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
         }
       }
       const auto sub_block = [&]<int S>(std::uint32_t q0, std::uint32_t q1) {
-        constexpr int PLACE = Format::place(S);
+        constexpr int PLACE = place_of<Format>(4 * H + S), ZERO = zero_of<Format>(4 * H + S);
         [[maybe_unused]] constexpr float DOWN = 1.0f / static_cast<float>(1 << PLACE);
         int low[4];
         [[maybe_unused]] int high[4];
@@ -941,14 +1087,14 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
         for (int i = 0; i < 4; ++i) {
           const ActsScale& at = x[S][i % 2];
           if constexpr (TWO) {
-            low[i] = ZERO == 0 ? 0 : at.template sum<-(ZERO << PLACE), 0>();
-            high[i] = ZERO == 0 ? 0 : at.template sum<0, -(ZERO << PLACE)>();
+            low[i] = ZERO == 0 ? 0 : at.template sum<-ZERO, 0>();
+            high[i] = ZERO == 0 ? 0 : at.template sum<0, -ZERO>();
           } else {
             low[i] = ZERO == 0 ? kFloatBits : at.template sum<-ZERO, -ZERO>(kFloatBits);
           }
         }
         if constexpr (TWO) {
-          add_halves<Format, 4 * H + S>(r, {q0, q1}, low, high);
+          add_halves<Format, 4 * H + S>(r, constants, {q0, q1}, low, high);
         } else {
           add_product<Format, 4 * H + S>(r, constants, {q0, q1}, low);
         }
@@ -956,26 +1102,23 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
 #pragma unroll
         for (int col = 0; col < 2; ++col) {
           const ActsScale& at = x[S][col];
+          const float d = TWO && Format::kPlaced ? at.d * DOWN : at.d;
           [[maybe_unused]] float sum = 0.0f;
           if constexpr (Format::kMin && !TWO) sum = at.d * static_cast<float>(at.template sum<1, 1>());
 #pragma unroll
           for (int row = 0; row < 2; ++row) {
             const int i = 2 * row + col;
-            float& to = sums.v[S][row][col];
             if constexpr (TWO) {
-              const FloatScales unit = Format::units(r);
-              to = fmaf(
-                  unit.d[row] * DOWN * at.d,
-                  float_of_two<fits_float_bits<Format>(PLACE)>(s.d[row][0], low[i], s.d[row][1], high[i]),
-                  to);
+              add(d_sum[S][row][col], d,
+                  float_of_two<fits_float_bits<Format>(PLACE)>(s.d[row][0], low[i], s.d[row][1], high[i]));
               if constexpr (Format::kMin) {
-                to = fmaf(-unit.min[row] * at.d,
-                          float_of_two<true>(s.min[row][0], at.template sum<1, 0>(), s.min[row][1],
-                                             at.template sum<0, 1>()),
-                          to);
+                add(min_sum[S][row][col], at.d,
+                    float_of_two<true>(s.min[row][0], at.template sum<1, 0>(), s.min[row][1],
+                                       at.template sum<0, 1>()));
               }
             } else {
-              to = fmaf(s.d[row] * at.d, float_of_bits(low[i]), to);
+              float& to = sums.v[S][row][col];
+              to = fmaf(s.d[row] * d, float_of_bits(low[i]), to);
               if constexpr (Format::kMin) to = fmaf(s.min[row], sum, to);
             }
           }
@@ -992,6 +1135,16 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
   };
   half.template operator()<0>();
   if constexpr (HALVES == 2) half.template operator()<1>();
+  if constexpr (TWO) {
+    const FloatScales unit = Format::units(r);
+#pragma unroll
+    for (int i = 0; i < SUBS * 2 * COLS; ++i) {
+      const int sub = i / (2 * COLS), row = i / COLS % 2, col = i % COLS;
+      float& to = sums.v[sub][row][col];
+      to = fmaf(unit.d[row], d_sum[sub][row][col], to);
+      if constexpr (Format::kMin) to = fmaf(-unit.min[row], min_sum[sub][row][col], to);
+    }
+  }
 }
 // ANCHOR_END: multiply_tile
 

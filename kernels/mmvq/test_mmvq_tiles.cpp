@@ -98,16 +98,35 @@ TEST_CASE("every type is right at every shape, and a token's result the same bit
 
 namespace {
 
-/// Shared memory of a block for one token and for eight, with the warps that are chosen for both.
-template <class Format, int W>
+/// Shared memory of a block for one token and for eight, with the plan that is chosen for both.
+template <class Format, tiles::Plan P>
 void check_shared(long long id, std::size_t limit) {
   constexpr int MOST = tile_acts::kMostTokens;
-  const auto bytes = [&](std::size_t planes, bool staged, std::size_t partial) {
-    return tiles::ring_bytes<Format, W>() + (staged ? planes : 0) + partial;
-  };
-  CHECK(bytes(tiles::staged_bytes<1>(id), true, tiles::fixed_bytes<1, W>()) <= limit);
-  CHECK(bytes(tile_acts::group_bytes(MOST, id), tiles::stages<Format, MOST, W>(id, limit),
-              tiles::fixed_bytes<MOST, W>()) <= limit);
+  CHECK(tiles::ring_bytes<Format>(P) + tiles::staged_bytes<1>(id) + tiles::fixed_bytes<1, P.warps>() <=
+        limit);
+  const std::size_t planes = tiles::stages<Format, MOST, P>(id, limit) ? tile_acts::group_bytes(MOST, id) : 0;
+  CHECK(tiles::ring_bytes<Format>(tiles::plan_for<MOST>(P)) + planes + tiles::fixed_bytes<MOST, P.warps>() <=
+        limit);
+}
+
+template <class Format, bool SWIGLU>
+void check_plan(long long id, bool pairs, std::size_t limit) {
+  constexpr tiles::Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
+  const tiles::Plan plan = tiles::plan_of<Format, SWIGLU>(id, pairs, limit);
+  const tiles::Plan wanted = pairs && !SWIGLU         ? tiles::kPairs<Format>
+                             : id <= tiles::kShortRow ? kShort
+                                                      : Format::kLong;
+  CHECK((plan == wanted || plan == tiles::kFewWarps<Format>));
+  if (limit == 227UL * 1024) CHECK(plan == wanted);
+  if (plan == kShort) {
+    check_shared<Format, kShort>(id, limit);
+  } else if (plan == Format::kLong) {
+    check_shared<Format, Format::kLong>(id, limit);
+  } else if (plan == tiles::kPairs<Format>) {
+    check_shared<Format, tiles::kPairs<Format>>(id, limit);
+  } else {
+    check_shared<Format, tiles::kFewWarps<Format>>(id, limit);
+  }
 }
 
 }  // namespace
@@ -120,13 +139,12 @@ TEST_CASE("every layer of every model fits the shared memory of GPUs with little
               // Compute capability 8.6 and 8.9, 8.0, 9.0.
               for (const std::size_t limit : {99UL * 1024, 163UL * 1024, 227UL * 1024}) {
                 for (const QwenLayer& l : all_qwen_layers()) {
-                  const int w = tiles::warps<Format>(l.id, limit);
                   CAPTURE(l.name);
                   CAPTURE(limit);
-                  CHECK((w == tiles::kFewWarps || w == Format::kWarps));
-                  if (limit == 227UL * 1024) CHECK(w == Format::kWarps);
-                  w == tiles::kFewWarps ? check_shared<Format, 4>(l.id, limit)
-                                        : check_shared<Format, Format::kWarps>(l.id, limit);
+                  for (const bool pairs : {false, true}) {
+                    check_plan<Format, false>(l.id, pairs, limit);
+                    check_plan<Format, true>(l.id, pairs, limit);
+                  }
                 }
               }
               return {};

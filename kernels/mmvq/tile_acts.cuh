@@ -10,11 +10,12 @@
 // RUNG      quantize_tile_acts: f32 rows to int8 planes.  PREV quantize_q8_pad40: its blocks have to be taken apart again
 // COMPUTES  the codes and scales of quantize_q8_pad40, optionally of x / sqrt(mean(x^2) + epsilon) * weight instead of x
 // LAYOUT    acts [nt][id] f32, out as above
-// MAP       grid(tokens of all groups) block(256): block -> a token, eight lanes -> a block of 32, lane -> four activations
+// MAP       grid(tokens of all groups, slices) block(256): block -> 1024 activations of a token, and every `slices` times
+//           1024 further on; eight lanes -> a block of 32, lane -> four activations
 // NEEDS     id % 32 == 0, acts and norm weights at multiples of 16 bytes: checked by the launcher
 // TRAFFIC   4*nt*id B read, 1.25*nt*id B written     WORK about 4*nt*id OP
 // LOOK FOR  SASS: LDG.E.128, SHFL.BFLY; one STG.E a lane
-// EXPECT    with one token no longer than a launch; a normalisation comes for the price of a barrier
+// EXPECT    no longer than a launch until the rows fill the multiprocessors; a normalisation comes for the price of a barrier
 // BUILD     part of chapters/04-mmvq/mmvq.cu
 //
 // RUNG      unnormalised_tile_acts: int8 of a row before its normalisation.  PREV quantize_tile_acts: reads a row twice,
@@ -185,18 +186,22 @@ __device__ __forceinline__ void store_padding(unsigned char* planes, long long i
   }
 }
 
-/// A row of activations to planes, by all threads of a block. Includes barriers if `norm` is given.
+/// A slice of a row of activations to planes, by all threads of a block. Includes a barrier if `norm` is given.
 /// @param x [id], or null for a token that only fills up its group
 /// @param norm [id] weights of a root-mean-square normalisation, or null for none
+/// @param slice of `slices`: the fours that a block's threads take, every `slices`th time
 /// @param partial [threads / 32] shared
 __device__ __forceinline__ void quantize_row(const float* x, const float* norm, float epsilon, int id,
-                                             unsigned char* planes, int token, int tokens, float* partial) {
+                                             unsigned char* planes, int token, int tokens, int slice,
+                                             int slices, float* partial) {
   const int threads = static_cast<int>(blockDim.x), me = static_cast<int>(threadIdx.x);
   const float4* row = reinterpret_cast<const float4*>(x);
   float scale = 1.0f;
   if (norm != nullptr) {
-    // The sum of squares: lanes, warps, block. Every thread adds the warps' sums in the same order.
+    // The sum of squares: lanes, warps, block, of the whole row whatever the slice. Every thread adds the warps' sums in the
+    // same order.
     float sum = 0.0f;
+#pragma unroll 4
     for (int i = me; x != nullptr && i < id / 4; i += threads) {
       const float4 v = row[i];
       sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
@@ -206,11 +211,10 @@ __device__ __forceinline__ void quantize_row(const float* x, const float* norm, 
     __syncthreads();  // partial sums are written before any is read
     float total = 0.0f;
     for (int w = 0; w < threads / 32; ++w) total += partial[w];
-    __syncthreads();  // and read before the next token's are written
     scale = 1.0f / sqrtf(total / static_cast<float>(id) + epsilon);
   }
   const int all = static_cast<int>(pairs(id)) * 16;  // fours of activations, padding included
-  for (int i0 = 0; i0 < all; i0 += threads) {
+  for (int i0 = slice * threads; i0 < all; i0 += slices * threads) {
     const int i = i0 + me;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (x != nullptr && i < id / 4) {
@@ -222,6 +226,13 @@ __device__ __forceinline__ void quantize_row(const float* x, const float* norm, 
     }
     store_eighth(v, i / 8, planes, token, tokens, id, i < all);
   }
+}
+
+/// Blocks that share a row, of `rows` of them: a thread has one four of activations until the multiprocessors are busy. The
+/// results do not depend on it.
+inline unsigned slices_of(long long rows, long long id) {
+  const long long most = (pairs(id) * 16 + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(std::clamp<long long>(2 * multiprocessor_count() / rows, 1, most));
 }
 
 // ANCHOR: quantize_tile_acts
@@ -236,7 +247,8 @@ __global__ void __launch_bounds__(kThreads) quantize_tile_acts(
   const long long last_group = (nt - 1) / kMostTokens;
   const Place p = place_of(t < nt ? t : nt - 1, nt, id);
   const int token = static_cast<int>(t < nt ? p.token : t - last_group * kMostTokens);
-  quantize_row(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens, partial);
+  quantize_row(t < nt ? acts + t * id : nullptr, norm, epsilon, id, out + p.group, token, p.tokens,
+               static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y), partial);
 }
 // ANCHOR_END: quantize_tile_acts
 
@@ -260,9 +272,9 @@ inline Status launch_quantize(const float* acts, const float* norm, float epsilo
   const long long blocks = whole + (nt > whole ? group_tokens(nt - whole) : 0);
   LaunchOptions options;
   options.programmatic = programmatic;
-  return launch(options, quantize_tile_acts, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
-                acts, norm, epsilon, static_cast<unsigned char*>(out), static_cast<int>(nt),
-                static_cast<int>(id));
+  return launch(options, quantize_tile_acts, dim3(static_cast<unsigned>(blocks), slices_of(blocks, id)),
+                dim3(kThreads), 0, stream, acts, norm, epsilon, static_cast<unsigned char*>(out),
+                static_cast<int>(nt), static_cast<int>(id));
 }
 
 /// A row as store_unnormalised leaves it: for the first product of a token, whose row no product has made.

@@ -234,21 +234,16 @@ struct Tile<BlockQ6_K> {
     return (a != nullptr ? a->d : 0u) | (b != nullptr ? static_cast<unsigned>(b->d) << 16 : 0u);
   }
 };
-/// Two-bit codes of Q2_K and Q3_K: vector 0 is row g, 1 row g + 8; words t and t + 4 of each half's 32 bytes.
-template <class Block>
-struct TwoBitTile {
-  static constexpr int kSteps = 8, kCodes = 256;
-  static __host__ __device__ unsigned codes(const Source<Block>& s, int i) {
-    const int lane = i % 128 / 4;
-    const Block* b = s.at(lane / 4 + i / 128 * 8);
-    return b != nullptr ? word(b->qs, i % 4 / 2 * 8 + lane % 4 + i % 2 * 4) : 0;
-  }
-};
+/// Two-bit codes: vector 0 is row g, 1 row g + 8; words t and t + 4 of each half's 32 bytes.
 template <>
-struct Tile<BlockQ2_K> : TwoBitTile<BlockQ2_K> {
-  static constexpr int kWords = kCodes + 64 + 16;
+struct Tile<BlockQ2_K> {
+  static constexpr int kSteps = 8, kCodes = 256, kWords = kCodes + 64 + 16;
   static __host__ __device__ unsigned word_at(const Source<BlockQ2_K>& s, int i) {
-    if (i < kCodes) return codes(s, i);
+    if (i < kCodes) {
+      const int lane = i % 128 / 4;
+      const BlockQ2_K* b = s.at(lane / 4 + i / 128 * 8);
+      return b != nullptr ? word(b->qs, i % 4 / 2 * 8 + lane % 4 + i % 2 * 4) : 0;
+    }
     i -= kCodes;
     if (i < 64) {  // scales and minima of row i / 4
       const BlockQ2_K* b = s.at(i / 4);
@@ -258,20 +253,35 @@ struct Tile<BlockQ2_K> : TwoBitTile<BlockQ2_K> {
     return b != nullptr ? b->d | static_cast<unsigned>(b->dmin) << 16 : 0;
   }
 };
-/// Third bits as the fifth ones of Q5_K. Then 16 bytes for each g: the three words of row g's scales, and d of rows g and
-/// g + 8; then 8 bytes: the first two words of row g + 8's scales; then 4: its third.
+/// Code of sub-block `sub` and place k = 0..31 in it: two low bits and a third one, 0..7.
+__host__ __device__ __forceinline__ unsigned three_bits(const BlockQ3_K& b, int sub, int k) {
+  const unsigned low = static_cast<unsigned>(b.qs[sub / 4 * 32 + k]) >> (2 * (sub % 4)) & 3u;
+  return low | (static_cast<unsigned>(b.hmask[k]) >> sub & 1u) << 2;
+}
+/// Three-bit codes, two of them and two bits of a third one in a byte: word i of vector v is made of sub-blocks v and 4 + v,
+/// of words t (i < 2) or t + 4 of rows g (i even) or g + 8. Left are sub-blocks 3 and 7: their two high bits are the upper
+/// ones of vectors 0 and 2, their low ones bits 7 and 6 of vector 1.
+/// Then 16 bytes for each g: the three words of row g's scales, and d of rows g and g + 8; then 8 bytes: the first two words
+/// of row g + 8's scales; then 4: its third.
 template <>
-struct Tile<BlockQ3_K> : TwoBitTile<BlockQ3_K> {
-  static constexpr int kWords = kCodes + 128 + 32 + 16 + 8;
+struct Tile<BlockQ3_K> {
+  static constexpr int kSteps = 8, kCodes = 384, kWords = kCodes + 32 + 16 + 8;
   static __host__ __device__ unsigned word_at(const Source<BlockQ3_K>& s, int i) {
-    if (i < kCodes) return codes(s, i);
-    i -= kCodes;
-    if (i < 128) {
-      const int lane = i / 4, j = i % 4;
-      const BlockQ3_K* b = s.at(lane / 4 + j / 2 * 8);
-      return b != nullptr ? word(b->hmask, lane % 4 + j % 2 * 4) : 0;
+    if (i < kCodes) {
+      const int v = i / 128, lane = i % 128 / 4;
+      const BlockQ3_K* b = s.at(lane / 4 + i % 2 * 8);
+      unsigned out = 0;
+      for (int byte = 0; b != nullptr && byte < 4; ++byte) {
+        const int k = 4 * (lane % 4 + i % 4 / 2 * 4) + byte;
+        const unsigned third = three_bits(*b, 3, k), seventh = three_bits(*b, 7, k);
+        const unsigned left = v == 0   ? third >> 1
+                              : v == 2 ? seventh >> 1
+                                       : (third & 1u) << 1 | (seventh & 1u);
+        out |= (three_bits(*b, v, k) | three_bits(*b, 4 + v, k) << 3 | left << 6) << (8 * byte);
+      }
+      return out;
     }
-    i -= 128;
+    i -= kCodes;
     if (i < 32 && i % 4 == 3) {
       const BlockQ3_K *a = s.at(i / 4), *b = s.at(i / 4 + 8);
       return (a != nullptr ? a->d : 0u) | (b != nullptr ? static_cast<unsigned>(b->d) << 16 : 0u);
