@@ -26,7 +26,7 @@ cd "$(dirname "$0")/.."
 stop() { echo "scripts/sanitize_gpu.sh: $1" >&2; exit 2; }
 number() { [[ $2 =~ ^[1-9][0-9]*$ ]] || stop "$1: '$2' is not a whole number above 0"; }
 known=(memcheck racecheck synccheck initcheck)
-command="scripts/sanitize_gpu.sh $*"
+command=scripts/sanitize_gpu.sh  # without where things are, for the records
 tools=("${known[@]}") names=() jobs=$(nproc) together=1 limit='' within='' runs='' build=''
 export LADDER_SANITIZER=1
 while [ $# -gt 0 ]; do
@@ -42,9 +42,10 @@ while [ $# -gt 0 ]; do
         --within) number "$1" "$2"; within=$2 ;;
         --runs) runs=$2 ;;
       esac
+      [ "$1" = --runs ] || command+=" $1 $2"
       shift
       ;;
-    --whole) unset LADDER_SANITIZER ;;
+    --whole) unset LADDER_SANITIZER; command+=" --whole" ;;
     -*) stop "no option '$1'; there are --tool, --test, --jobs, --cases, --limit, --within, --whole, --runs" ;;
     *)
       [ -z "$build" ] || stop "one build folder at most, not $build and $1"

@@ -137,7 +137,7 @@ class Sanitize(ProjectCase):
         self.assertEqual(len(found), 5)
         for record in found.values():
             self.assertEqual(records.problems({**record, "git": "x"}, committed=True), [])
-            self.assertEqual(record["command"], "scripts/sanitize_gpu.sh --runs data/runs --limit 9")
+            self.assertEqual(record["command"], "scripts/sanitize_gpu.sh --limit 9")
             self.assertIs(record["params"]["whole"], False)
             self.assertTrue(record["toolchain"].endswith("compute-sanitizer 2025.3.0.0"))
         good, bad = ({"name": "one: a shape", "result": "passed"}, {"name": "two, and more", "result": "failed"})
