@@ -191,22 +191,7 @@ TEST_CASE("epilogues: a bias, a residual that may be the output, and a scale for
   }
 }
 
-TEST_CASE("k is divided where tiles are few, and never into parts without a step") {
-  CHECK(auto_ksplit(1024, 132, 64) == 1);
-  CHECK(auto_ksplit(132, 132, 64) == 1);
-  CHECK(auto_ksplit(28, 132, 76) == 4);
-  CHECK(auto_ksplit(1, 132, 1) == 1);
-  for (const int sms : {1, 58, 108, 132}) {
-    for (long long tiles = 1; tiles < 300; tiles += 7) {
-      for (int steps = 1; steps < 400; steps += 13) {
-        const int parts = auto_ksplit(tiles, sms, steps);
-        REQUIRE(parts >= 1);
-        REQUIRE(parts <= kMostKSplit);
-        const int per = (steps + parts - 1) / parts;
-        REQUIRE((parts - 1) * per < steps);
-      }
-    }
-  }
+TEST_CASE("the second kernel of a divided k: its workspace and its refusals") {
   Stream stream;
   Buffer<float> f(64, "f");
   CHECK(split_k_workspace_bytes(1, 512, 896) == 0);

@@ -103,19 +103,24 @@ TEST_CASE("as many parts of k as fill the device, and never an empty one") {
   CHECK(mmq_raw_ksplit({16, 18944, 3584}, 132) == 2);
   CHECK(mmq_raw_ksplit({65, 896, 4864}, 132) == 1);
   CHECK(mmq_raw_ksplit({1, 896, 256}, 132) == 1);
+  // Tiles enough for several rounds: sums written and read cost more than the last round's empty places.
+  CHECK(mmq::plan<tiles::TileQ4_0>({512, 18944, 3584}, 132).ksplit == 1);
+  CHECK(mmq::plan<tiles::TileQ4_K>({512, 3584, 3584}, 132).ksplit == 1);
+  // Few tiles: small ones, and k in parts.
+  CHECK(mmq::plan<tiles::TileQ4_0>({16, 896, 4864}, 132).few);
+  CHECK(mmq::plan<tiles::TileQ4_0>({16, 896, 4864}, 132).ksplit > 8);
+  CHECK_FALSE(mmq::plan<tiles::TileQ4_0>({512, 3584, 18944}, 132).few);
   for (const QwenLayer& l : all_qwen_layers()) {
     for (const long long nt : {1, 16, 32, 33, 64, 512}) {
       CAPTURE(l.name);
       const Shape s{nt, l.od, l.id};
       if (l.id % 256 == 0) CHECK(mmq_raw_ksplit(s, 132) <= l.id / 256);
-      mmq::with_sizes<tiles::TileQ4_0>(nt, [&](auto sizes) {
-        using Z = decltype(sizes);
-        const int parts = mmq::ksplit_of<tiles::TileQ4_0, Z>(s, 132);
-        CHECK(parts >= 1);
-        CHECK(parts <= tiles::steps<BlockQ4_0>(l.id));
-        CHECK(mmq_workspace_bytes(WeightType::q4_0, s, 132) == split_k_workspace_bytes(parts, nt, l.od));
-        return 0;
-      });
+      const int parts = mmq::plan<tiles::TileQ4_0>(s, 132).ksplit;
+      const auto steps = tiles::steps<BlockQ4_0>(l.id);
+      CHECK(parts >= 1);
+      CHECK(parts <= kMostKSplit);
+      CHECK((steps + parts - 1) / parts * (parts - 1) < steps);
+      CHECK(mmq_workspace_bytes(WeightType::q4_0, s, 132) == split_k_workspace_bytes(parts, nt, l.od));
     }
   }
 }

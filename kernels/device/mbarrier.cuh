@@ -65,10 +65,12 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* b, unsigned arriv
 __device__ __forceinline__ void mbarrier_arrive_after(std::uint64_t* b, std::uint32_t word) {
 #if !defined(__CUDACC__)
   (void)word;
+  __syncwarp();  // all lanes have read
   if (threadIdx.x % 32 == 0) emu::mbarrier_arrive(b, 1, 0);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   needs_sm90("mbarrier");
 #else
+  __syncwarp();  // what orders the other lanes' loads by the rules; but it does not wait for their data
   // It arrives whatever the word is; but to know by which of the two instructions, it needs the word.
   asm volatile(
       "{\n\t.reg .pred chosen, one, other;\n\t.reg .b64 state;\n\t"

@@ -46,8 +46,25 @@ struct GemmFewConfig {
   static constexpr int kWarps = ROW_WARPS * K_WARPS, kThreads = 32 * kWarps;
   static constexpr int kRows16 =
       SIXTEENS * ROW_WARPS;  ///< sixteens of a block; of both matrices, with a gate
-  static_assert(BN % 16 == 0 && BN <= 64 && kWarps <= 20);
+  static_assert(BN % 16 == 0 && BN <= 64 && kWarps <= 20 && K_WARPS < 16);  // of 16 barriers
 };
+
+/// How a block's shared memory is divided into rings.
+struct FewRings {
+  int stage;  ///< k of a stage of activations: long where there is room, so that warps wait for each other less often
+  int act_stages;  ///< of them
+  int tiles;  ///< of a sixteen: the one that is multiplied and those under way; two at least, or it does not fit
+};
+/// @param sixteens of all warps @param tile bytes
+constexpr FewRings few_rings(int sixteens, int k_warps, int tokens, int tile) {
+  constexpr int kRoom = 226 * 1024;
+  const int weights = sixteens * tile, long_stage = k_warps * tokens * 256;
+  const int stage = tokens <= 32 && kRoom - 4 * long_stage >= 2 * weights ? 128 : 64;
+  const int acts = k_warps * tokens * stage * 2;
+  const int act_stages = kRoom - 6 * acts >= 3 * weights ? 6 : kRoom - 4 * acts >= 2 * weights ? 4 : 3;
+  const int fit = (kRoom - act_stages * acts) / weights;
+  return {stage, act_stages, fit < 8 ? fit : 8};
+}
 
 /// A block's shared memory for one format: rings of activations and of weights, for each warp along k and for each warp.
 template <class Format, class Config>
@@ -55,23 +72,16 @@ struct GemmFewShape {
   static constexpr int kTile = tile_bytes<typename Format::Block>();
   static constexpr int kSpan = 32 * Tile<typename Format::Block>::kSteps;         // k of a tile
   static constexpr int kWeightBytes = Config::kWarps * Config::SIXTEENS * kTile;  // of all warps' tiles
-  static constexpr int kRoom = 226 * 1024;
-  /// k of a stage of activations: long where there is room, so that warps wait for each other less often.
-  static constexpr int kLong = Config::K_WARPS * Config::BN * 256;
-  static constexpr int kStage = Config::BN <= 32 && kRoom - 4 * kLong >= 2 * kWeightBytes ? 128 : 64;
+  static constexpr FewRings kRings =
+      few_rings(Config::kWarps * Config::SIXTEENS, Config::K_WARPS, Config::BN, kTile);
+  static constexpr int kStage = kRings.stage, kActStages = kRings.act_stages, kTiles = kRings.tiles;
   static constexpr int kPer = kSpan / kStage;                                  // stages along a tile
   static constexpr int kActBytes = Config::K_WARPS * Config::BN * kStage * 2;  // of a stage
-  static constexpr int kActStages = kRoom - 6 * kActBytes >= 3 * kWeightBytes   ? 6
-                                    : kRoom - 4 * kActBytes >= 2 * kWeightBytes ? 4
-                                                                                : 3;
-  /// Tiles of a sixteen: the one that is multiplied and those under way.
-  static constexpr int kFit = (kRoom - kActStages * kActBytes) / kWeightBytes;
-  static constexpr int kTiles = kFit < 8 ? kFit : 8;
   static constexpr int kRingBytes = kActStages * kActBytes + kTiles * kWeightBytes;
   static constexpr int kSumBytes =
       Config::K_WARPS == 1 ? 0 : Config::kWarps * Config::SIXTEENS * Config::BN * kRows * 4;
   static constexpr int kBarriersAt = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
-  static constexpr int kShared = kBarriersAt + Config::kWarps * kTiles * 8;
+  static constexpr int kShared = kBarriersAt + Config::kWarps * 2 * kTiles * 8;
   static_assert(kTiles >= 2 && kShared <= 227 * 1024);
 };
 
@@ -106,7 +116,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   unsigned char* const weight_ring =
       dynamic_shared<unsigned char>() + A * B::kActBytes + warp * (W * M * TILE);  // [W][M][TILE]
   std::uint64_t* const full =
-      reinterpret_cast<std::uint64_t*>(dynamic_shared<unsigned char>() + B::kBarriersAt) + warp * W;  // [W]
+      reinterpret_cast<std::uint64_t*>(dynamic_shared<unsigned char>() + B::kBarriersAt) +
+      warp * (2 * W);                     // [W]
+  std::uint64_t* const empty = full + W;  // [W]
   const int token0 = static_cast<int>(blockIdx.x) * BN, all16 = parts.first[kMostGemmTilesParts];
   // The warp's sixteens: M neighbours, or the same one of both matrices.
   const int sixteen0 = SWIGLU ? static_cast<int>(blockIdx.y) * RW + row_warp
@@ -117,7 +129,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // 1. Weights: a warp copies its own tiles, W of each sixteen under way. They do not depend on the kernel before this one.
   if (lane == 0) {
-    for (int i = 0; i < W; ++i) mbarrier_init(full + i, 1);
+    for (int i = 0; i < 2 * W; ++i) mbarrier_init(full + i, 1);
     mbarrier_init_fence();
   }
   __syncwarp();  // barriers exist before anybody of the warp waits at them
@@ -140,6 +152,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   const auto load_weights = [&](int tile) {
     if (lane != 0 || tile >= end - begin) return;
+    if (tile >= W) mbarrier_wait(empty + tile % W, static_cast<unsigned>(tile / W + 1) % 2);
     mbarrier_arrive_expect_bytes(full + tile % W, M * TILE);
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -192,6 +205,13 @@ __global__ void __launch_bounds__(Config::kThreads)
         raw[m].template load<FromShared>(w + m * TILE, lane);  // what this stage's sub-blocks need of it
         units[m] = half_units<Format>(raw[m]);
       }
+      if constexpr (J == PER - 1) {
+        std::uint32_t words = 0;
+#pragma unroll
+        for (int m = 0; m < M; ++m) words ^= word_of(raw[m]);
+        mbarrier_arrive_after(empty + step % W, words);  // nothing of these tiles is left to be read
+        load_weights(step + W);
+      }
       const auto sub_block = [&]<int H>() {
         std::uint32_t a[M][2][4];  // [sixteen][half of the sub-block]
 #pragma unroll
@@ -226,10 +246,6 @@ __global__ void __launch_bounds__(Config::kThreads)
     if constexpr (PER == 4) {
       stage.template operator()<2>();
       stage.template operator()<3>();
-    }
-    if (mine) {
-      __syncwarp();  // all lanes have what they need of these tiles
-      load_weights(step + W);
     }
   }
 
@@ -278,19 +294,12 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       if (sixteen0 + m >= all16) continue;
-      const int p = gemm_part_of(parts, sixteen0 + m), od = parts.part[p].od;
+      const int p = gemm_part_of(parts, sixteen0 + m);
       const int r = (sixteen0 + m - parts.first[p]) * kRows + g;
 #pragma unroll
       for (int n = 0; n < BN / 8; ++n) {
         if ((m * (BN / 8) + n) % KW != k_warp) continue;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = token0 + 8 * n + 2 * t + i % 2, row = r + i / 2 * 8;
-          if (token < nt && row < od) {
-            parts.part[p].out[static_cast<long long>(token) * od + row] =
-                apply_epilogue(parts.part[p].epilogue, sums[m][n][i], token, row, od);
-          }
-        }
+        finish_fragment(sums[m][n], parts.part[p], r, token0 + 8 * n + 2 * t, nt);
       }
     }
   }
@@ -321,15 +330,22 @@ Status launch_gemm_few_config(const GemmParts& parts, const GemmTilesGate& gate,
 /// A block that gemm_tiles_few is compiled for.
 struct GemmFewBlock {
   int sixteens, row_warps, k_warps, tokens;
-  bool gate;       ///< for silu(gate) * up too
-  double step_us;  ///< what a warp's 128 of k take with four-bit weights, measured on an H200
+  bool plain, gate;  ///< for products as they are; for silu(gate) * up
+  double step_us;    ///< what a warp's 128 of k take with four-bit weights, measured on an H200
   constexpr int rows() const { return kRows * sixteens * row_warps; }
+  /// Whether there are kernels of this block for a type, with a gate or without.
+  constexpr bool exists(WeightType type, bool with_gate) const {
+    const int elements = info(type).block_elems, span = elements == 256 ? 256 : 128;
+    const int tile = kRows * span / elements * info(type).block_bytes;
+    return (with_gate ? gate : plain) &&
+           few_rings(sixteens * row_warps * k_warps, k_warps, tokens, tile).tiles >= 2;
+  }
 };
-inline constexpr GemmFewBlock kGemmFewBlocks[] = {{1, 1, 14, 16, false, 1.25},
-                                                  {1, 2, 7, 16, false, 1.2},
-                                                  {2, 3, 4, 16, true, 1.3},
-                                                  {1, 1, 10, 32, false, 1.25},
-                                                  {1, 2, 7, 32, false, 1.55}};
+/// Those of nine sixteens are for 18944 rows, 7b.ffn_gate's: a block for each of 132 multiprocessors.
+inline constexpr GemmFewBlock kGemmFewBlocks[] = {
+    {1, 1, 14, 16, true, false, 1.25}, {1, 2, 7, 16, true, false, 1.2},  {2, 3, 4, 16, true, true, 1.3},
+    {3, 3, 4, 16, true, false, 2.4},   {2, 9, 2, 16, false, true, 2.25}, {1, 1, 10, 32, true, false, 1.25},
+    {1, 2, 7, 32, true, false, 1.55}};
 
 /// Whether a plan's blocks are those of gemm_tiles_few.
 constexpr bool is_few(int rows, int tokens) {
@@ -340,14 +356,15 @@ constexpr bool is_few(int rows, int tokens) {
 }
 
 /// Calls f.operator()<Config>() for the block of so many rows and tokens, if there is one.
-template <bool GATE, class F>
+template <WeightType TYPE, bool GATE, class F>
 Status with_few_block(int rows, int tokens, F&& f) {
-  Status status = Status::error("gemm_tiles_few: no blocks of " + std::to_string(rows) + " rows and " +
-                                std::to_string(tokens) + " tokens" + (GATE ? " with a gate" : ""));
+  Status status =
+      Status::error("gemm_tiles_few: no blocks of " + std::to_string(rows) + " rows and " +
+                    std::to_string(tokens) + " tokens for " + info(TYPE).name + (GATE ? " with a gate" : ""));
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     const auto try_block = [&]<std::size_t K>(std::integral_constant<std::size_t, K>) {
       constexpr GemmFewBlock b = kGemmFewBlocks[K];
-      if constexpr (b.gate || !GATE) {
+      if constexpr (b.exists(TYPE, GATE)) {
         if (b.rows() != rows || b.tokens != tokens) return;
         (void)(status = f.template operator()<GemmFewConfig<b.tokens, b.sixteens, b.row_warps, b.k_warps>>());
       }

@@ -65,6 +65,18 @@ constexpr double half_rounding(WeightType type) {
 template <class Format>
 using HalfRaw = typename Format::template Raw<8>;
 
+/// Made of the words of what was loaded: what needs it comes after the loads. Of the last 16 bytes only the first word, since
+/// there may be nothing behind it.
+template <class Loaded>
+__device__ __forceinline__ std::uint32_t word_of(const Loaded& loaded) {
+  constexpr int WORDS = (sizeof(Loaded) - 1) / 16 * 4 + 1;
+  std::uint32_t words[WORDS], all = 0;
+  std::memcpy(words, &loaded, sizeof words);
+#pragma unroll
+  for (const std::uint32_t w : words) all ^= w;
+  return all;
+}
+
 /// What the scales of a block of 256 are multiples of, of rows g and g + 8; nothing for the others.
 struct HalfUnits {
   __half2 d[2], min[2];

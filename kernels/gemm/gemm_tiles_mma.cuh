@@ -148,18 +148,11 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
     if (sixteen0 + m >= all16) continue;
-    const int p = gemm_part_of(parts, sixteen0 + m), od = parts.part[p].od;
+    const int p = gemm_part_of(parts, sixteen0 + m);
     const int r = (sixteen0 + m - parts.first[p]) * kRows + g;
 #pragma unroll
     for (int n = 0; n < B::kTokens / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = token0 + 8 * n + 2 * t + i % 2, row = r + i / 2 * 8;
-        if (token < nt && row < od) {
-          parts.part[p].out[static_cast<long long>(token) * od + row] =
-              apply_epilogue(parts.part[p].epilogue, sums[m][n][i], token, row, od);
-        }
-      }
+      finish_fragment(sums[m][n], parts.part[p], r, token0 + 8 * n + 2 * t, nt);
     }
   }
 }

@@ -87,6 +87,18 @@ inline Status gather_parts(WeightType type, std::span<const GemmTilesPart> matri
   return {};
 }
 
+/// Sums of rows r and r + 8 of a matrix, `token` and the next one, become outputs. @param v [2 row + token]
+__device__ __forceinline__ void finish_fragment(const float (&v)[4], const GemmTilesPart& part, int r,
+                                                int token, int nt) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = token + i % 2, row = r + i / 2 * 8;
+    if (at >= nt || row >= part.od) continue;
+    part.out[static_cast<long long>(at) * part.od + row] =
+        apply_epilogue(part.epilogue, v[i], at, row, part.od);
+  }
+}
+
 /// silu(gate) * up of rows r and r + 8 of a sixteen, `token` and the next one, r = lane / 4 and token = 2 (lane % 4) on from
 /// the warp's first. All lanes of the warp call this.
 /// @param gate, up [2 row + token] @param od of both matrices @param nt tokens there are

@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -124,18 +123,6 @@ struct GemmTilesWork {
   long long at_, stop_;
 };
 
-/// Made of the words of what was loaded: what needs it comes after the loads. Of the last 16 bytes only the first word, since
-/// there may be nothing behind it.
-template <class Loaded>
-__device__ __forceinline__ std::uint32_t word_of(const Loaded& loaded) {
-  constexpr int WORDS = (sizeof(Loaded) - 1) / 16 * 4 + 1;
-  std::uint32_t words[WORDS], all = 0;
-  memcpy(words, &loaded, sizeof words);
-#pragma unroll
-  for (const std::uint32_t w : words) all ^= w;
-  return all;
-}
-
 /// A ring's place and the parity of its phase.
 template <int N>
 struct RingPlace {
@@ -235,13 +222,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     __syncthreads();  // barriers exist before anybody uses them
   }
 
-  // A block stays until nobody reaches into its shared memory any more.
-  const auto leave = [&] {
-    if constexpr (CLUSTER > 1) {
-      __syncwarp();
-      cluster_barrier();
-    }
-  };
   if (warp >= 4 * GROUPS) {
     registers_decrease<Config::kFew>();
     GemmTilesWork w;
@@ -299,160 +279,161 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
       }
     }
-    leave();
-    return;
-  }
-
-  registers_increase<Config::kMany>();
-  // 2. The multiplying warps. Four of them share an instruction's 64 rows: warp w has the block's wth sixteen.
-  wait_for_previous_kernel();  // for what the results are added to
-  const int group = warp / 4, g = lane / 4, t = lane % 4;
-  float sums[BN / 2];
-  std::uint32_t a[2][2][4] = {};  // sub-block's parity, half of it
-  RingPlace<NW> wp;
-  RingPlace<NA> ap;
-  int release = -1;               // stage of activations whose last product is under way
-  [[maybe_unused]] int turn = 0;  // of the buffers for exchange
-  // In a cluster, a lane tells each block that writes to the stage.
-  [[maybe_unused]] const std::uint32_t empty =
-      CLUSTER > 1 ? shared_address_in(static_cast<unsigned>(lane % CLUSTER), acts_empty) : 0;
-  const auto release_acts = [&] {
-    if constexpr (CLUSTER > 1) {
-      if (release >= 0 && lane < CLUSTER) mbarrier_arrive_at(empty + 8 * static_cast<unsigned>(release));
-    } else {
-      if (release >= 0 && lane == 0) mbarrier_arrive(acts_empty + release);
-    }
-    release = -1;
-  };
-  // A piece that is written is announced when its stores have had a step's time to arrive.
-  bool unannounced = false;
-  const auto announce = [&] {
-    __threadfence();
-    named_barrier(1, Config::kMultipliers);  // all of the piece is written
-    if (threadIdx.x == 0) atomicExch(args.flags + blockIdx.x, 1u);
-    unannounced = false;
-  };
-  const std::uint64_t descriptor = wgmma_descriptor_128b(act_ring);
-  GemmTilesWork work;
-  for (bool more = work.first(args, cluster, clusters); more; more = work.next(args)) {
-#pragma unroll
-    for (int i = 0; i < BN / 2; ++i) sums[i] = 0.0f;
-    for (int step = work.begin; step < work.end; ++step) {
-      mbarrier_wait(weights_full + wp.at, wp.phase);
-      HalfRaw<Format> raw;
-      raw.template load<FromShared>(weight_ring + wp.at * Shape::kWeightBytes + warp * TILE, lane);
-      mbarrier_arrive_after(weights_empty + wp.at, word_of(raw));  // all lanes have their shares
-      wp.advance();
-      const HalfUnits units = half_units<Format>(raw);
-      const auto sub_block = [&]<int S>() {
-        half_fragments<Format, S>(raw, units, a[S % 2]);
-        if constexpr (S % 2 == 0) mbarrier_wait(acts_full + ap.at, ap.phase);
-        const std::uint64_t b = descriptor + static_cast<unsigned>(ap.at) * (Shape::kActBytes / 16);
-        wgmma_fence();
-        wgmma_f16<BN>(sums, a[S % 2][0], wgmma_next_k(b, S % 2 * 2));
-        wgmma_f16<BN>(sums, a[S % 2][1], wgmma_next_k(b, S % 2 * 2 + 1));
-        wgmma_commit_group();
-        wgmma_wait_group<1>();  // the sub-block before this one is multiplied: its registers are free
-        wgmma_hold(a[1 - S % 2][0]);
-        wgmma_hold(a[1 - S % 2][1]);
-        if constexpr (S % 2 == 0) {
-          release_acts();
-        } else {
-          release = ap.at;
-          ap.advance();
-        }
-      };
-      [&]<int... S>(std::integer_sequence<int, S...>) { (sub_block.template operator()<S>(), ...); }
-      (std::make_integer_sequence<int, SUBS>());
-      if (unannounced) announce();
-    }
-    wgmma_wait_group<0>();
-    release_acts();
-    wgmma_hold(sums);
-
-    // 3. A tile that is cut: whoever has its first step adds what the others have, in the order of the steps.
-    constexpr int kPieces = BN / 8;  // float4 a thread
-    const auto piece = [&](int block) {
-      return reinterpret_cast<float4*>(args.partial) +
-             (static_cast<long long>(block) * kPieces) * Config::kMultipliers + threadIdx.x;
+  } else {
+    registers_increase<Config::kMany>();
+    // 2. The multiplying warps. Four of them share an instruction's 64 rows: warp w has the block's wth sixteen.
+    wait_for_previous_kernel();  // for what the results are added to
+    const int group = warp / 4, g = lane / 4, t = lane % 4;
+    float sums[BN / 2];
+    std::uint32_t a[2][2][4] = {};  // sub-block's parity, half of it
+    RingPlace<NW> wp;
+    RingPlace<NA> ap;
+    int release = -1;               // stage of activations whose last product is under way
+    [[maybe_unused]] int turn = 0;  // of the buffers for exchange
+    // In a cluster, a lane tells each block that writes to the stage.
+    [[maybe_unused]] const std::uint32_t empty =
+        CLUSTER > 1 ? shared_address_in(static_cast<unsigned>(lane % CLUSTER), acts_empty) : 0;
+    const auto release_acts = [&] {
+      if constexpr (CLUSTER > 1) {
+        if (release >= 0 && lane < CLUSTER) mbarrier_arrive_at(empty + 8 * static_cast<unsigned>(release));
+      } else {
+        if (release >= 0 && lane == 0) mbarrier_arrive(acts_empty + release);
+      }
+      release = -1;
     };
-    if (work.begin > 0) {
-      float4* to = piece(static_cast<int>(blockIdx.x));
+    // A piece that is written is announced when its stores have had a step's time to arrive.
+    bool unannounced = false;
+    const auto announce = [&] {
+      __threadfence();
+      named_barrier(1, Config::kMultipliers);  // all of the piece is written
+      if (threadIdx.x == 0) atomicExch(args.flags + blockIdx.x, 1u);
+      unannounced = false;
+    };
+    const std::uint64_t descriptor = wgmma_descriptor_128b(act_ring);
+    GemmTilesWork work;
+    for (bool more = work.first(args, cluster, clusters); more; more = work.next(args)) {
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const float* v = &sums[4 * i];
-        __stcg(to + i * Config::kMultipliers, make_float4(v[0], v[1], v[2], v[3]));
+      for (int i = 0; i < BN / 2; ++i) sums[i] = 0.0f;
+      for (int step = work.begin; step < work.end; ++step) {
+        mbarrier_wait(weights_full + wp.at, wp.phase);
+        HalfRaw<Format> raw;
+        raw.template load<FromShared>(weight_ring + wp.at * Shape::kWeightBytes + warp * TILE, lane);
+        mbarrier_arrive_after(weights_empty + wp.at, word_of(raw));  // all lanes have their shares
+        wp.advance();
+        const HalfUnits units = half_units<Format>(raw);
+        const auto sub_block = [&]<int S>() {
+          half_fragments<Format, S>(raw, units, a[S % 2]);
+          if constexpr (S % 2 == 0) mbarrier_wait(acts_full + ap.at, ap.phase);
+          const std::uint64_t b = descriptor + static_cast<unsigned>(ap.at) * (Shape::kActBytes / 16);
+          wgmma_fence();
+          wgmma_f16<BN>(sums, a[S % 2][0], wgmma_next_k(b, S % 2 * 2));
+          wgmma_f16<BN>(sums, a[S % 2][1], wgmma_next_k(b, S % 2 * 2 + 1));
+          wgmma_commit_group();
+          wgmma_wait_group<1>();  // the sub-block before this one is multiplied: its registers are free
+          wgmma_hold(a[1 - S % 2][0]);
+          wgmma_hold(a[1 - S % 2][1]);
+          if constexpr (S % 2 == 0) {
+            release_acts();
+          } else {
+            release = ap.at;
+            ap.advance();
+          }
+        };
+        [&]<int... S>(std::integer_sequence<int, S...>) { (sub_block.template operator()<S>(), ...); }
+        (std::make_integer_sequence<int, SUBS>());
+        if (unannounced) announce();
       }
-      unannounced = true;
-      continue;
-    }
-    if (work.end < args.steps) {
-      const long long all = static_cast<long long>(args.cut) * args.steps;
-      const long long behind = static_cast<long long>(work.tile - args.whole + 1) * args.steps;
-      int end = cluster + 1;  // the tile's last piece is that of the cluster before this one
-      while (all * end / clusters < behind) ++end;
-      for (int other = cluster + 1 + static_cast<int>(threadIdx.x); other < end;
-           other += Config::kMultipliers) {
-        while (atomicCAS(args.flags + other * CLUSTER + rank, 1u, 0u) != 1u) {
-        }
-        __threadfence();
-      }
-      named_barrier(1, Config::kMultipliers);  // all pieces are there
-      constexpr int kAtOnce = kPieces <= 4 ? 4 : 1;
-#pragma unroll kAtOnce
-      for (int other = cluster + 1; other < end; ++other) {
-        const float4* add = piece(other * CLUSTER + rank);
+      wgmma_wait_group<0>();
+      release_acts();
+      wgmma_hold(sums);
+
+      // 3. A tile that is cut: whoever has its first step adds what the others have, in the order of the steps.
+      constexpr int kPieces = BN / 8;  // float4 a thread
+      const auto piece = [&](int block) {
+        return reinterpret_cast<float4*>(args.partial) +
+               (static_cast<long long>(block) * kPieces) * Config::kMultipliers + threadIdx.x;
+      };
+      if (work.begin > 0) {
+        float4* to = piece(static_cast<int>(blockIdx.x));
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          float* v = &sums[4 * i];
-          const float4 p = __ldcg(add + i * Config::kMultipliers);
-          v[0] += p.x, v[1] += p.y, v[2] += p.z, v[3] += p.w;
+          const float* v = &sums[4 * i];
+          __stcg(to + i * Config::kMultipliers, make_float4(v[0], v[1], v[2], v[3]));
+        }
+        unannounced = true;
+        continue;
+      }
+      if (work.end < args.steps) {
+        const long long all = static_cast<long long>(args.cut) * args.steps;
+        const long long behind = static_cast<long long>(work.tile - args.whole + 1) * args.steps;
+        int end = cluster + 1;  // the tile's last piece is that of the cluster before this one
+        while (all * end / clusters < behind) ++end;
+        for (int other = cluster + 1 + static_cast<int>(threadIdx.x); other < end;
+             other += Config::kMultipliers) {
+          while (atomicCAS(args.flags + other * CLUSTER + rank, 1u, 0u) != 1u) {
+          }
+          __threadfence();
+        }
+        named_barrier(1, Config::kMultipliers);  // all pieces are there
+        constexpr int kAtOnce = kPieces <= 4 ? 4 : 1;
+#pragma unroll kAtOnce
+        for (int other = cluster + 1; other < end; ++other) {
+          const float4* add = piece(other * CLUSTER + rank);
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) {
+            float* v = &sums[4 * i];
+            const float4 p = __ldcg(add + i * Config::kMultipliers);
+            v[0] += p.x, v[1] += p.y, v[2] += p.z, v[3] += p.w;
+          }
         }
       }
-    }
 
-    // 4. Out: rows g and g + 8 of a sixteen, tokens 2t and 2t + 1 of eight.
-    const int token0 = work.tile % args.token_blocks * BN,
-              block = work.tile / args.token_blocks * CLUSTER + rank;
-    if constexpr (SWIGLU) {
-      // Groups in pairs have the same rows, of the gate and of what it lets through. One gets the other's sums for the
-      // first half of the tokens, the other for the second; eight tokens at a time, in two buffers.
-      const int sixteen = block * ROWS16 + group / 2 * 4 + warp % 4, role = group % 2;
-      const float4* const from = exchange + (group ^ 1) * 128 + threadIdx.x % 128;
-      float4* const to = exchange + group * 128 + threadIdx.x % 128;
+      // 4. Out: rows g and g + 8 of a sixteen, tokens 2t and 2t + 1 of eight.
+      const int token0 = work.tile % args.token_blocks * BN,
+                block = work.tile / args.token_blocks * CLUSTER + rank;
+      if constexpr (SWIGLU) {
+        // Groups in pairs have the same rows, of the gate and of what it lets through. One gets the other's sums for the
+        // first half of the tokens, the other for the second; eight tokens at a time, in two buffers.
+        const int sixteen = block * ROWS16 + group / 2 * 4 + warp % 4, role = group % 2;
+        const float4* const from = exchange + (group ^ 1) * 128 + threadIdx.x % 128;
+        float4* const to = exchange + group * 128 + threadIdx.x % 128;
 #pragma unroll
-      for (int i = 0; i < BN / 4; i += 4) {
-        float own[4], give[4];
+        for (int i = 0; i < BN / 4; i += 4) {
+          float own[4], give[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          own[j] = role == 0 ? sums[i + j] : sums[BN / 4 + i + j];
-          give[j] = role == 0 ? sums[BN / 4 + i + j] : sums[i + j];
+          for (int j = 0; j < 4; ++j) {
+            own[j] = role == 0 ? sums[i + j] : sums[BN / 4 + i + j];
+            give[j] = role == 0 ? sums[BN / 4 + i + j] : sums[i + j];
+          }
+          const int buffer = turn++ % 2 * Config::kMultipliers;
+          to[buffer] = make_float4(give[0], give[1], give[2], give[3]);
+          named_barrier(2 + group / 2, 256);  // both have written, and have read what was here two rounds ago
+          const float4 got = from[buffer];
+          const float other[4] = {got.x, got.y, got.z, got.w};
+          float gate[4], up[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            gate[j] = role == 0 ? own[j] : other[j];
+            up[j] = role == 0 ? other[j] : own[j];
+          }
+          finish_gate(gate, up, args.gate, args.parts.part[0].od, sixteen,
+                      token0 + role * (BN / 2) + 2 * i + 2 * t, args.nt);
         }
-        const int buffer = turn++ % 2 * Config::kMultipliers;
-        to[buffer] = make_float4(give[0], give[1], give[2], give[3]);
-        named_barrier(2 + group / 2, 256);  // both have written, and have read what was here two rounds ago
-        const float4 got = from[buffer];
-        const float other[4] = {got.x, got.y, got.z, got.w};
-        float gate[4], up[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          gate[j] = role == 0 ? own[j] : other[j];
-          up[j] = role == 0 ? other[j] : own[j];
+      } else {
+        const int sixteen = block * ROWS16 + warp;
+        if (sixteen < args.parts.first[kMostGemmTilesParts]) {
+          const int p = gemm_part_of(args.parts, sixteen);
+          finish_rows<BN>(sums, args.parts.part[p], (sixteen - args.parts.first[p]) * kRows + g,
+                          token0 + 2 * t, args.nt);
         }
-        finish_gate(gate, up, args.gate, args.parts.part[0].od, sixteen,
-                    token0 + role * (BN / 2) + 2 * i + 2 * t, args.nt);
-      }
-    } else {
-      const int sixteen = block * ROWS16 + warp;
-      if (sixteen < args.parts.first[kMostGemmTilesParts]) {
-        const int p = gemm_part_of(args.parts, sixteen);
-        finish_rows<BN>(sums, args.parts.part[p], (sixteen - args.parts.first[p]) * kRows + g, token0 + 2 * t,
-                        args.nt);
       }
     }
+    if (unannounced) announce();
   }
-  if (unannounced) announce();
-  leave();
+  if constexpr (CLUSTER > 1) {
+    __syncwarp();       // lanes that copied have come back to their warps
+    cluster_barrier();  // a block stays until nobody reaches into its shared memory any more
+  }
 #else
   (void)args, (void)acts;
   needs_sm90("wgmma");
@@ -496,8 +477,8 @@ struct GemmTilesBlock {
   double step_us;  ///< what 32 of k take: measured on an H200 with Q4_K, other types are within a tenth of it
 };
 inline constexpr GemmTilesBlock kGemmTilesBlocks[] = {
-    {256, 16, 1, false, true, 0.195},   {256, 32, 1, false, true, 0.212}, {128, 64, 1, true, true, 0.145},
-    {128, 128, 1, false, false, 0.205}, {128, 256, 2, true, true, 0.363},
+    {256, 16, 1, false, true, 0.235},  {256, 32, 1, false, true, 0.26},  {128, 64, 1, true, true, 0.145},
+    {128, 128, 1, false, true, 0.205}, {128, 256, 2, true, true, 0.363},
 };
 /// Types whose files have it in most matrices, and which get all blocks; the others get those that lose little anywhere.
 constexpr bool is_common(WeightType type) {
@@ -515,9 +496,7 @@ Status with_gemm_block(int rows, int tokens, int cluster, F&& f) {
   if constexpr (is_common(TYPE)) {
     if (is(256, 16, 1)) return f.template operator()<GemmTilesConfig<16, 4, 1>>();
     if (is(256, 32, 1)) return f.template operator()<GemmTilesConfig<32, 4, 1>>();
-    if constexpr (!GATE) {
-      if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1>>();
-    }
+    if (is(128, 128, 1)) return f.template operator()<GemmTilesConfig<128, 2, 1>>();
   }
   if (is(128, 64, 1)) return f.template operator()<GemmTilesConfig<64, 2, 1>>();
   if (is(128, 256, 2)) return f.template operator()<GemmTilesConfig<256, 2, 2>>();
@@ -594,10 +573,11 @@ Status launch_gemm_tiles(GemmTilesArgs& args, const void* acts, int id, const Ge
   }
   if constexpr (is_common(Format::Block::kType)) {
     if (is_few(plan.rows, plan.tokens)) {
-      return with_few_block<SWIGLU>(plan.rows, plan.tokens, [&]<class Config>() -> Status {
-        return launch_gemm_few_config<Format, Config, SWIGLU>(args.parts, args.gate, acts, args.nt, id,
-                                                              stream, programmatic);
-      });
+      return with_few_block<Format::Block::kType, SWIGLU>(
+          plan.rows, plan.tokens, [&]<class Config>() -> Status {
+            return launch_gemm_few_config<Format, Config, SWIGLU>(args.parts, args.gate, acts, args.nt, id,
+                                                                  stream, programmatic);
+          });
     }
   }
   return with_gemm_block<Format::Block::kType, SWIGLU>(
@@ -659,7 +639,7 @@ constexpr GemmTilesPlan best_plan(WeightType type, long long rows16, long long n
     }
   }
   for (const GemmFewBlock& b : kGemmFewBlocks) {
-    if (!is_common(type) || nt > b.tokens || (gate && !b.gate)) continue;
+    if (!is_common(type) || nt > b.tokens || !b.exists(type, gate)) continue;
     const GemmTilesPlan p = few_plan(b, rows16, nt);
     const double us = expected_us(b, p, bytes, row_steps, span, sms);
     if (us < least) best = p, least = us;

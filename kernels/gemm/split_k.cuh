@@ -11,7 +11,6 @@
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/05-tiled-gemm/tiled_gemm.cu -o tiled_gemm
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,31 +27,6 @@ inline constexpr int kMostKSplit = 16;  ///< parts of k; more would spend the ti
 inline std::size_t split_k_workspace_bytes(int ksplit, long long nt, long long od) {
   return ksplit > 1 ? sizeof(float) * static_cast<std::size_t>(ksplit) * static_cast<std::size_t>(nt * od)
                     : 0;
-}
-
-/// Into how many parts a product's k should be divided, so that every multiprocessor has a tile and the last
-/// round of tiles is not nearly empty.
-/// @param tiles output tiles @param sms blocks that run at once @param ksteps steps of k of one tile
-/// @return 1 to kMostKSplit, with at least kFewestSteps steps a part
-constexpr int auto_ksplit(long long tiles, int sms, int ksteps) {
-  constexpr int kFewestSteps = 4;
-  // Steps that the busiest multiprocessor does, plus what another part costs: writing and reading a tile of sums
-  // takes about as long as two steps of its product.
-  constexpr double kPartCost = 2.0;
-  int best = 1;
-  double least = 0;
-  for (int parts = 1; parts <= kMostKSplit; ++parts) {
-    if (parts > 1 && ksteps / parts < kFewestSteps) break;
-    const int per = (ksteps + parts - 1) / parts;
-    if ((ksteps + per - 1) / per != parts) continue;  // a part without a step
-    const long long rounds = (tiles * parts + sms - 1) / sms;
-    const double cost = static_cast<double>(rounds) * per + (parts > 1 ? kPartCost * parts + 2 : 0.0);
-    if (parts == 1 || cost < least) {
-      best = parts;
-      least = cost;
-    }
-  }
-  return best;
 }
 
 // ANCHOR: split_k_reduce

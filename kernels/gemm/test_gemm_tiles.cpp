@@ -157,6 +157,7 @@ TEST_CASE("gemm_tiles_few is right for every type that has it, with every block"
         taken(type, {{1, 1, 32}, {9, 40, 256}, {65, 33, 544}, {10, 131, 768}, {31, 113, 2304}});
     CHECK(all.size() == (info(type).block_elems == 32 ? 5 : 3));
     for (const tiles::GemmFewBlock& b : tiles::kGemmFewBlocks) {
+      if (!b.exists(type, false)) continue;
       const std::vector<Shape> at = sampled(all, all.size(), n++);
       CAPTURE(b.rows());
       CAPTURE(b.tokens);
@@ -260,6 +261,7 @@ TEST_CASE("several matrices, biases, residuals and scales in one launch") {
   stream.synchronize();
   check_parts(0);
   for (const tiles::GemmFewBlock& block : tiles::kGemmFewBlocks) {
+    if (!block.exists(type, false)) continue;
     CAPTURE(block.rows());
     const GemmTilesPlan plan = tiles::few_plan(block, gemm_tiles_rows(parts) / tiles::kRows, nt);
     require(launch_gemm_tiles_wgmma(type, parts, h.data(), nt, id, plan, {}, stream));
@@ -311,7 +313,7 @@ TEST_CASE("a gate and what it lets through, as f32 and as the next product's act
   GuardedBuffer<std::uint16_t> halves(static_cast<std::size_t>(nt * od), "halves");
   std::vector<GemmTilesPlan> plans;
   for (const tiles::GemmFewBlock& b : tiles::kGemmFewBlocks) {
-    if (b.gate) plans.push_back(tiles::few_plan(b, 2 * tiles::row_tiles(od), nt));
+    if (b.exists(type, true)) plans.push_back(tiles::few_plan(b, 2 * tiles::row_tiles(od), nt));
   }
   for (const tiles::GemmTilesBlock& b : tiles::kGemmTilesBlocks) {
     if (!has_wgmma() || !tiles::has_block(b, type, true)) continue;
@@ -468,7 +470,11 @@ TEST_CASE("a plan covers all tiles, on no more blocks than there are multiproces
   // Few tokens of small matrices are not for groups of four warps.
   const GemmTilesPlan few = gemm_tiles_plan(WeightType::q4_0, {16, 896, 896}, 132);
   CHECK(tiles::is_few(few.rows, few.tokens));
-  CHECK(gemm_tiles_plan(WeightType::q4_0, {16, 18944, 3584}, 132).rows == 256);
+  CHECK(gemm_tiles_plan(WeightType::q4_0, {16, 3584, 18944}, 132).rows == 256);
+  // A block for each multiprocessor, where a type's tiles are small enough.
+  CHECK(gemm_tiles_plan(WeightType::q4_0, {16, 18944, 3584}, 132).rows == 144);
+  CHECK(gemm_tiles_gate_plan(WeightType::q4_0, {16, 18944, 3584}, 132).rows == 288);
+  CHECK(gemm_tiles_plan(WeightType::q6_k, {16, 18944, 3584}, 132).rows != 144);
   // Nothing to multiply.
   CHECK(gemm_tiles_plan(WeightType::q4_0, {16, 0, 896}, 132) == GemmTilesPlan{});
   CHECK(gemm_tiles_gate_plan(WeightType::q4_0, {16, 0, 896}, 132) == GemmTilesPlan{});
@@ -513,7 +519,7 @@ TEST_CASE("shapes and operands that cannot be taken are refused with the reason"
   const GemmTilesGate gate{w.data(), w.data(), out.data(), reinterpret_cast<__half*>(x.data())};
   CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 16, 64}, {16, 16, 1, 1, 1, 0},
                                        {}, stream)
-            .message() == "gemm_tiles_few: no blocks of 16 rows and 16 tokens with a gate");
+            .message() == "gemm_tiles_few: no blocks of 16 rows and 16 tokens for q4_0 with a gate");
   CHECK(launch_gemm_tiles_wgmma_swiglu(WeightType::q4_0, gate, x.data(), {1, 2, 64}, {256, 16, 1, 1, 1, 0},
                                        {}, stream)
             .message() ==

@@ -43,7 +43,7 @@ struct Sizes {
   static constexpr int MI = MI_, NG = NG_, WM = WM_, WN = WN_, STAGES = STAGES_;
   static constexpr int WARPS = WM * WN, THREADS = 32 * WARPS;
   static constexpr int BM = 16 * MI * WM, BN = 16 * NG * WN;
-  static_assert(BN <= kQ8ActsTileTokens || BN % kQ8ActsTileTokens == 0);
+  static_assert(kQ8ActsTileTokens % BN == 0 || BN % kQ8ActsTileTokens == 0);
 };
 
 /// One step of k in shared memory: a tile of each of the block's sixteens of rows, then codes, then scales.
@@ -95,7 +95,8 @@ class Copies {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     const int rows16 = (g.od + tiles::kRows - 1) / tiles::kRows;
     const int planes = (g.nt + kQ8ActsTileTokens - 1) / kQ8ActsTileTokens;
-    const int plane = static_cast<int>(blockIdx.x) * G::PLANES;
+    const int token = static_cast<int>(blockIdx.x) * Z::BN, plane = token / kQ8ActsTileTokens;
+    const int inside = token % kQ8ActsTileTokens;  // of a plane's tile, where a block has a part of one
     // Beyond the last row the last sixteen again, beyond the last tokens the last tile: their results are not stored.
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
@@ -107,12 +108,12 @@ class Copies {
     for (int p = 0; p < G::PLANES; ++p) {
       codes_[p] = g.codes +
                   (static_cast<long long>(min(plane + p, planes - 1)) * g.chunks + chunk) * kQ8ActsTileBytes +
-                  thread / PER_CHUNK * kQ8ActsTileBytes + thread % PER_CHUNK * 16;
+                  thread / PER_CHUNK * kQ8ActsTileBytes + inside * 32 + thread % PER_CHUNK * 16;
     }
     scale_chunk_ = thread / PER_SCALES % G::CHUNKS;
     const long long scale_plane = min(plane + thread / (PER_SCALES * G::CHUNKS), planes - 1);
     scales_ = reinterpret_cast<const unsigned char*>(
-                  g.scales + (scale_plane * g.chunks + chunk + scale_chunk_) * kQ8ActsTileTokens) +
+                  g.scales + (scale_plane * g.chunks + chunk + scale_chunk_) * kQ8ActsTileTokens + inside) +
               thread % PER_SCALES * 16;
   }
 
@@ -537,13 +538,57 @@ template <class F>
 using ManyTokens = Deepest<F, 2, 4, 4, 1>;
 template <class F>
 using FewTokens = Deepest<F, 1, 2, 8, 1>;
-inline constexpr int kFewTokens = 32, kBlocksPerSm = 2;
+inline constexpr int kBlocksPerSm = 2;
 
-/// Parts of k with sizes Z. @param sms multiprocessors
-template <class F, class Z>
-constexpr int ksplit_of(Shape s, int sms) {
-  const long long blocks = ((s.nt + Z::BN - 1) / Z::BN) * ((s.od + Z::BM - 1) / Z::BM);
-  return auto_ksplit(blocks, sms * kBlocksPerSm, static_cast<int>(tiles::steps<typename F::Block>(s.id)));
+/// What blocks of a size take, in microseconds of an H200 (fitted to 312 products of chapter 06's kind, each with every
+/// number of parts; what matters is the order of plans).
+struct Cost {
+  double launch;     ///< once
+  double alone;      ///< 128 of k, of a block that has a multiprocessor to itself
+  double shared;     ///< and of each of two that share one
+  double round;      ///< before the first step and after the last
+  double reduce;     ///< the second kernel, besides its bytes
+  double bytes_per;  ///< of partial sums, written and read: a microsecond's
+};
+inline constexpr Cost kFewCost = {2.0, 0.70, 0.60, 0.9, 1.3, 2.8e6};
+inline constexpr Cost kManyCost = {3.2, 1.15, 0.92, 2.0, 0.3, 4.0e6};
+
+struct Plan {
+  bool few;    ///< FewTokens' sizes, or ManyTokens'
+  int ksplit;  ///< parts of k
+};
+
+/// The plan that is expected to take the shortest.
+/// @param sms multiprocessors @param from, to parts of k that are allowed
+template <class F>
+constexpr Plan plan(Shape s, int sms, int from = 1, int to = kMostKSplit) {
+  const int steps = static_cast<int>(tiles::steps<typename F::Block>(s.id));
+  constexpr double kPer128 = tiles::Tile<typename F::Block>::kSteps / 4.0;
+  Plan best{true, from};
+  double least = 0;
+  const auto consider = [&](bool few, long long tile_rows, long long tile_tokens, const Cost& cost) {
+    const long long tiles = (s.nt + tile_tokens - 1) / tile_tokens * ((s.od + tile_rows - 1) / tile_rows);
+    for (int parts = from; parts <= to && parts <= steps; ++parts) {
+      const int per = (steps + parts - 1) / parts;
+      if (parts > from && (steps + per - 1) / per != parts) continue;  // a part without a step
+      // Blocks of the busiest multiprocessor, one or two at a time.
+      const long long blocks = (tiles * parts + sms - 1) / sms;
+      const auto rounds = static_cast<double>((blocks + kBlocksPerSm - 1) / kBlocksPerSm);
+      const double alone = rounds * cost.alone, together = static_cast<double>(blocks) * cost.shared;
+      double us = cost.launch + per * kPer128 * (alone > together ? alone : together) + rounds * cost.round;
+      if (parts > 1) {
+        us += cost.reduce +
+              8.0 * parts * static_cast<double>(s.nt) * static_cast<double>(s.od) / cost.bytes_per;
+      }
+      if (least == 0 || us < least) {
+        least = us;
+        best = {few, parts};
+      }
+    }
+  };
+  consider(true, FewTokens<F>::BM, FewTokens<F>::BN, kFewCost);
+  consider(false, ManyTokens<F>::BM, ManyTokens<F>::BN, kManyCost);
+  return best;
 }
 
 /// Launches with sizes Z. @param ksplit parts of k, 1..steps
@@ -596,26 +641,19 @@ Status launch_sizes(const void* weights, const std::int8_t* codes, const std::ui
   return launch_split_k_reduce(workspace, out, epilogue, parts, s.nt, s.od, stream, programmatic);
 }
 
-/// Calls f with the sizes that are chosen for a number of tokens.
-template <class F, class Call>
-auto with_sizes(long long nt, Call&& call) {
-  return nt <= kFewTokens ? call(FewTokens<F>{}) : call(ManyTokens<F>{});
-}
-
 /// launch_mmq for one format and one way of scaling.
-/// @param ksplit parts of k, or 0: as many as fill the device if there is a workspace
+/// @param ksplit parts of k, or 0: as many as are expected to be best, if there is a workspace
 template <class F, Scaling SCALING>
 Status launch_format(const void* weights, const std::int8_t* codes, const std::uint32_t* scales, float* out,
                      Shape s, int ksplit, float* workspace, const GemmEpilogue& epilogue, Stream& stream,
                      bool programmatic = false) {
-  return with_sizes<F>(s.nt, [&](auto sizes) {
-    using Z = decltype(sizes);
-    const int parts = ksplit > 0             ? ksplit
-                      : workspace == nullptr ? 1
-                                             : ksplit_of<F, Z>(s, multiprocessor_count());
-    return launch_sizes<F, SCALING, Z>(weights, codes, scales, out, s, parts, workspace, epilogue, stream,
-                                       programmatic);
-  });
+  const int from = std::max(ksplit, 1), to = ksplit == 0 && workspace != nullptr ? kMostKSplit : from;
+  const Plan p = plan<F>(s, multiprocessor_count(), from, to);
+  const auto launch_with = [&](auto sizes) {
+    return launch_sizes<F, SCALING, decltype(sizes)>(weights, codes, scales, out, s, p.ksplit, workspace,
+                                                     epilogue, stream, programmatic);
+  };
+  return p.few ? launch_with(FewTokens<F>{}) : launch_with(ManyTokens<F>{});
 }
 
 }  // namespace mmq
@@ -639,9 +677,7 @@ inline std::size_t mmq_workspace_bytes(WeightType type, Shape s, int sms) {
   if (!mmq_supported(type, s).ok()) return n;
   (void)tiles::with_tile_format(type, [&](auto format) -> Status {
     using F = decltype(format);
-    n = mmq::with_sizes<F>(s.nt, [&](auto sizes) {
-      return split_k_workspace_bytes(mmq::ksplit_of<F, decltype(sizes)>(s, sms), s.nt, s.od);
-    });
+    n = split_k_workspace_bytes(mmq::plan<F>(s, sms).ksplit, s.nt, s.od);
     return {};
   });
   return n;
