@@ -56,6 +56,21 @@ struct Numbers {
   }
 };
 
+/// A matrix and what is added to its product.
+struct Matrix {
+  Numbers weights, bias, residual;
+  GuardedBuffer<unsigned char> weights_there, bias_there;
+  GuardedBuffer<float> out;
+
+  Matrix(WeightType type, std::size_t od, std::size_t id, Values values, std::mt19937& generator)
+      : weights(type, od * id, values, generator),
+        bias(WeightType::f32, od, values, generator),
+        residual(WeightType::f32, od, values, generator),
+        weights_there(weights.on_device("weights")),
+        bias_there(bias.on_device("bias")),
+        out(od, "out") {}
+};
+
 struct Case {
   WeightType type;
   std::vector<int> ods;
@@ -87,23 +102,12 @@ void check(const Case& c, Values values) {
     for (std::size_t i = 0; i < id; ++i) x[i] *= norm.value[i] * root;
   }
 
-  struct Matrix {
-    Numbers weights, bias, residual;
-    GuardedBuffer<unsigned char> weights_there, bias_there;
-    GuardedBuffer<float> out;
-  };
   std::vector<Matrix> matrices;
   std::vector<FusedPart> parts;
   matrices.reserve(c.ods.size());
   for (const int rows : c.ods) {
     const auto od = static_cast<std::size_t>(rows);
-    Numbers weights(c.type, od * id, values, generator), bias(WeightType::f32, od, values, generator),
-        residual(WeightType::f32, od, values, generator);
-    GuardedBuffer<unsigned char> weights_there = weights.on_device("weights"),
-                                 bias_there = bias.on_device("bias");
-    Matrix& m = matrices.emplace_back(std::move(weights), std::move(bias), std::move(residual),
-                                      std::move(weights_there), std::move(bias_there),
-                                      GuardedBuffer<float>(od, "out"));
+    Matrix& m = matrices.emplace_back(c.type, od, id, values, generator);
     std::vector<float> before(od, NAN);
     if (c.residual) before.assign(m.residual.value.begin(), m.residual.value.end());
     m.out.upload(before);
