@@ -109,9 +109,9 @@ class Sanitize(ProjectCase):
         self.assertIn("case 1: cut off after 1 s", done.stdout)
 
     def test_time_that_is_over(self):
-        done = self.run_it("slow", "--tool", "memcheck,racecheck", "--jobs", "1", "--within", "2")
+        done = self.run_it("slow", "--tool", "memcheck,racecheck", "--jobs", "1", "--within", "5")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stdout, "memcheck test_vector_gemv_cuda 1: cut off after [12] s")
+        self.assertRegex(done.stdout, r"memcheck test_vector_gemv_cuda 1: cut off after \d s")
         self.assertIn("case 2: not run: there was no time left", done.stdout)
         self.assertRegex(done.stdout, r"racecheck +test_vector_gemv_cuda +FAILED \(0 of 2 cases passed")
 
@@ -154,7 +154,7 @@ class Sanitize(ProjectCase):
             sanitizer.left_over(list(found.values())), [f"* initcheck, vector_gemv: “two, and more”: {said}"]
         )
         # What did not finish is not something that was found.
-        done = self.run_it("slow", "--tool", "memcheck", "--within", "2", "--jobs", "1", "--runs", "data/runs")
+        done = self.run_it("slow", "--tool", "memcheck", "--within", "5", "--jobs", "1", "--runs", "data/runs")
         last = json.loads((self.root / "data/runs/nvidia-h200/sanitizer.jsonl").read_text().splitlines()[-1])
         self.assertEqual([case["result"] for case in last["cases"]], ["cut off", "not run"])
         self.assertEqual(sanitizer.left_over([last]), [])
