@@ -35,18 +35,18 @@ class WholeToken {
   WholeToken(const Model& model, const DeviceMatmul& matmul, int context, const Memory& memory)
       : blocks_(token_blocks()),
         layers_(model.layers.size(), "layers of the token kernel"),
-        packets_(token_packets(shape(model, context).heads, model.hp.feed_forward_length, blocks_),
+        packets_(token_packets(model.hp.embedding_length, model.hp.feed_forward_length, model.hp.kv_length(),
+                               blocks_),
                  "packets of the token kernel"),
-        plan_((require(supported(model, matmul, context)),
-               token_plan(types_of(model), shape(model, context), blocks_, shared_memory_limit()))) {
+        layer_type_(model.layers[0].attn_q->type),
+        head_type_(model.output->type),
+        program_(shape(model, context)) {
+    require(supported(model, matmul, context));
     std::vector<token::LayerWeights> table;
     for (const Layer& l : model.layers) {
       token::LayerWeights w{};
       const auto matrices = matrices_of(l);
-      for (std::size_t m = 0; m < matrices.size(); ++m) {
-        w.tiles[m] = matmul.tiles_of(matrices[m]);
-        w.format[m] = static_cast<unsigned char>(token::format_of(matrices[m]->type));
-      }
+      for (std::size_t m = 0; m < matrices.size(); ++m) w.tiles[m] = matmul.tiles_of(matrices[m]);
       w.bias[0] = matmul.floats_of(l.attn_q_bias);
       w.bias[1] = matmul.floats_of(l.attn_k_bias);
       w.bias[2] = matmul.floats_of(l.attn_v_bias);
@@ -56,14 +56,13 @@ class WholeToken {
     }
     layers_.upload(table);
     packets_.fill_bytes(0);
-    TokenProgram& program = plan_.program;
-    program.layers = layers_.data();
-    program.head = matmul.tiles_of(model.output);
-    program.rows = matmul.rows_of(model.token_embd);
-    program.output_norm = matmul.floats_of(model.output_norm);
-    program.cosines = memory.cosines, program.sines = memory.sines;
-    program.keys = memory.keys, program.values = memory.values;
-    program.packets = packets_.data();
+    program_.layers = layers_.data();
+    program_.head = matmul.tiles_of(model.output);
+    program_.rows = matmul.rows_of(model.token_embd);
+    program_.output_norm = matmul.floats_of(model.output_norm);
+    program_.cosines = memory.cosines, program_.sines = memory.sines;
+    program_.keys = memory.keys, program_.values = memory.values;
+    program_.packets = packets_.data();
   }
 
   /// The kernel for an engine's single tokens, or nothing where launches of parts of a token do them. Throws DeviceError
@@ -91,43 +90,38 @@ class WholeToken {
 
   /// Whether the kernel computes this model's tokens here; the error says why not.
   static Status supported(const Model& model, const DeviceMatmul& matmul, int context) {
+    const WeightType layers = model.layers[0].attn_q->type, head = model.output->type;
     const auto tiled = [&](const gguf::Tensor* t) {
       return matmul.kernel(t, 1) == dispatch::Kernel::mmvq_tiles;
     };
-    bool fits = tiled(model.output);
+    bool fits = tiled(model.output) && model.token_embd->type == head;
     for (const Layer& l : model.layers) {
-      for (const gguf::Tensor* t : matrices_of(l)) fits = fits && tiled(t);
+      for (const gguf::Tensor* t : matrices_of(l)) fits = fits && t->type == layers && tiled(t);
       fits = fits && l.attn_q_bias != nullptr && l.attn_k_bias != nullptr && l.attn_v_bias != nullptr;
     }
-    if (!fits)
-      return Status::error("token_kernel: all matrices must be decoded as tiles, and q, k and v have biases");
-    return token_supported(types_of(model), shape(model, context), token_blocks(), device_info());
+    if (!fits) {
+      return Status::error(
+          "token_kernel: all matrices of layers must be of one type and decoded as tiles, and the embedding "
+          "of the "
+          "head's type");
+    }
+    return token_supported(layers, head, shape(model, context), token_blocks(), device_info());
   }
 
   /// Tokens from `token` on, every other the largest logit's place before it. Does not synchronise.
   /// @param logits [vocabulary] after the last one, or null @param ids [tokens] what follows each, or null
   void queue(Launches& launches, std::int32_t token, int position, int tokens, float* logits,
              std::int32_t* ids, Stream& stream) {
-    TokenProgram& program = plan_.program;
-    program.first_token = token, program.position = position, program.tokens = tokens;
-    program.logits = logits, program.ids = ids;
-    launches({"token_kernel", {}, tokens, program.embedding}, stream,
-             [&] { return launch_token(plan_, stream); });
-    program.step += token_steps(program);
+    program_.first_token = token, program_.position = position, program_.tokens = tokens;
+    program_.logits = logits, program_.ids = ids;
+    launches({"token_kernel", {}, tokens, program_.embedding}, stream,
+             [&] { return launch_token(layer_type_, head_type_, program_, blocks_, stream); });
+    program_.step += token_steps(program_);
   }
 
  private:
   static std::array<const gguf::Tensor*, token::kMatrices> matrices_of(const Layer& l) {
     return {l.attn_q, l.attn_k, l.attn_v, l.attn_output, l.ffn_gate, l.ffn_up, l.ffn_down};
-  }
-  static TokenTypes types_of(const Model& model) {
-    TokenTypes types{{}, model.output->type, model.token_embd->type};
-    for (const Layer& l : model.layers) {
-      std::array<WeightType, token::kMatrices> t{};
-      std::ranges::transform(matrices_of(l), t.begin(), [](const gguf::Tensor* m) { return m->type; });
-      types.layers.push_back(t);
-    }
-    return types;
   }
   static TokenProgram shape(const Model& model, int context) {
     TokenProgram p;
@@ -142,7 +136,8 @@ class WholeToken {
   int blocks_;
   Buffer<token::LayerWeights> layers_;
   Buffer<Packet> packets_;
-  token::Plan plan_;
+  WeightType layer_type_, head_type_;
+  TokenProgram program_;
 };
 
 }  // namespace ladder::qwen

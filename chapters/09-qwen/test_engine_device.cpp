@@ -816,13 +816,7 @@ TEST_CASE(
     return name == "token_embd.weight" ? WeightType::q8_0 : WeightType::q4_0;
   };
   const std::vector<std::int32_t> tokens = text(12);
-  // As files have it: more bits for some layers' v and down, and for the head.
-  const auto k_mixed = [](const std::string& name) {
-    const bool more =
-        name == "output.weight" || name == "blk.0.attn_v.weight" || name == "blk.0.ffn_down.weight";
-    return more ? WeightType::q6_k : WeightType::q4_k;
-  };
-  const TinyModel models[] = {{head_q8_0, true, 2}, TinyModel(WeightType::q8_0), {k_mixed, false, 2}};
+  const TinyModel models[] = {{head_q8_0, true, 2}, TinyModel(WeightType::q8_0)};
   for (const TinyModel& model : models) {
     EngineOptions options = options_of(false);
     const auto singly = [&](bool whole) {
@@ -843,8 +837,10 @@ TEST_CASE(
   }
   EngineOptions asked = options_of(false);
   asked.switches.token_kernel = true;
-  CHECK_THROWS_WITH((void)make_device_engine(*TinyModel(WeightType::f16), asked),
-                    "token_kernel: all matrices must be decoded as tiles, and q, k and v have biases");
+  CHECK_THROWS_WITH(
+      (void)make_device_engine(*TinyModel(WeightType::f16), asked),
+      "token_kernel: all matrices of layers must be of one type and decoded as tiles, and the embedding of "
+      "the head's type");
 }
 
 TEST_CASE("a trace has every launch of a multiplication, with its shape") {

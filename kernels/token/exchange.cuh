@@ -86,24 +86,14 @@ __device__ __forceinline__ void wait_packets(Packet (&got)[N], const Place& plac
 namespace token {
 
 inline constexpr int kWarps = 16,
-                     kThreads = 32 * kWarps;  ///< of a block, that compute; one more warp copies weights
+                     kThreads = 32 * kWarps;  ///< of a block
 inline constexpr int kFloatPackets = 8;       ///< of sixteen f32
 inline constexpr int kBlockPackets = 4;       ///< of 32 int8, their scale and sums
 
-/// Where the threads of a block that compute wait for each other: __syncthreads() without the warp that copies.
+/// Where the threads of a block wait for each other.
 struct Meeting {
-  std::uint64_t*
-      barrier;  // of kThreads arrivals; only the emulator, which has no barriers of some warps, uses it
-  unsigned parity = 0;
-  __device__ __forceinline__ void operator()() {
-#if defined(__CUDACC__)
-    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-#else
-    mbarrier_arrive(barrier);
-    mbarrier_wait(barrier, parity);
-    parity ^= 1u;
-#endif
-  }
+  std::uint64_t* barrier = nullptr;
+  __device__ __forceinline__ void operator()() { __syncthreads(); }
 };
 
 /// d and 1/d of a block of int8, as q8_scale has them but for the last bits: a reciprocal of one instruction.

@@ -21,15 +21,13 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string>
-#include <vector>
 
 #include "harness/device/device.hpp"
+#include "kernels/attention/powers.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mbarrier.cuh"
 #include "kernels/device/pdl.cuh"
@@ -41,48 +39,19 @@
 #include "kernels/mmvq/tile_acts.cuh"
 #include "kernels/mmvq/tiles.cuh"
 #include "kernels/quant/dequantize.cuh"
-#include "kernels/token/attend.cuh"
 #include "kernels/token/exchange.cuh"
 
 namespace ladder {
 
 namespace token {
 
-inline constexpr int kAllThreads = kThreads + kWarp;  ///< with the warp that copies weights
-inline constexpr int kPlaceBytes = 16128;             ///< of the ring: 14 tiles of Q4_0, 7 of Q4_K
+inline constexpr int kPlaceBytes = 16128;  ///< of the ring: 14 tiles of Q4_0, 7 of Q8_0
 inline constexpr int kMostPlaces = 16, kLeastPlaces = 4;
-inline constexpr int kAhead = 12;        ///< places behind the ring whose tiles are asked to come to L2
-inline constexpr int kMostPieces = 128;  ///< runs of tiles of a block
-inline constexpr int kMostBlocks = 160;
-inline constexpr int kGateUnits = 2;  ///< pairs of sixteens of gate and up, summed up together
-inline constexpr int kTurns = 8;      ///< sixteens of other matrices, summed up together
-static_assert(4 * kGateUnits <= kTurns);
-
-/// Types of weights that the kernel takes; a format is a place in this list.
-template <class... Format>
-struct FormatList {
-  static constexpr std::array kTypes = {Format::Block::kType...};
-  static constexpr int kCount = sizeof...(Format);
-  /// Calls f with format i.
-  template <class F>
-  static __device__ __forceinline__ void with(int i, F&& f) {
-    int n = 0;
-    (void)((i == n++ && (f(Format{}), true)) || ...);
-  }
-  /// Calls f with each place and its format.
-  template <class F>
-  static void each(F&& f) {
-    int n = 0;
-    (f(n++, Format{}), ...);
-  }
-};
-using Formats = FormatList<tiles::TileQ4_0, tiles::TileQ8_0, tiles::TileQ6_K, tiles::TileQ4_K,
-                           tiles::TileQ5_K, tiles::TileQ5_0>;
-/// The place of a type; -1 for one that is not there.
-inline int format_of(WeightType type) {
-  const auto* const at = std::find(Formats::kTypes.begin(), Formats::kTypes.end(), type);
-  return at == Formats::kTypes.end() ? -1 : static_cast<int>(at - Formats::kTypes.begin());
-}
+inline constexpr int kMostPieces = 192,
+                     kMostLoads = 512;  ///< runs of tiles of a block, and copies that bring them
+inline constexpr int kGateUnits = 2;    ///< pairs of sixteens of gate and up, summed up together
+inline constexpr int kTurns = 8;        ///< sixteens of other matrices, summed up together
+static_assert(4 * kGateUnits <= kTurns && 128 / tiles::kRows <= kTurns);
 
 enum Matrix : int { kQ, kK, kV, kOutput, kGate, kUp, kDown, kMatrices };  ///< kMatrices: the head
 
@@ -91,18 +60,21 @@ struct LayerWeights {
   const unsigned char* tiles[kMatrices];
   const float* bias[3];  // of q, k, v
   const float *attn_norm, *ffn_norm;
-  unsigned char format[8];  // format_of each matrix's type
 };
 
-/// Rows of a matrix that lie side by side, whose first sixteen are turn `turn` of their batch.
+/// A run of tiles that lie side by side, whose first sixteen rows are turn `turn` of their batch.
 struct Piece {
-  int first;                                  // sixteen
-  unsigned char matrix, turn, count, unused;  // sixteens
+  int tiles, turn;
+};
+/// A copy that brings some of them to a place of the ring.
+struct Load {
+  int matrix;
+  unsigned first16, bytes;  // from the matrix's beginning, in 16 bytes
 };
 /// Pieces whose rows are summed up together.
 struct Batch {
   int end;           // of its pieces; they begin where those before it end
-  int first, count;  // sixteens or pairs of sixteens
+  int first, count;  // heads, sixteens or pairs of sixteens
 };
 
 struct Range {
@@ -117,17 +89,11 @@ __host__ __device__ constexpr Range share(int total, int parts, int part) {
 
 }  // namespace token
 
-/// Types of a model's weights.
-struct TokenTypes {
-  std::vector<std::array<WeightType, token::kMatrices>> layers;
-  WeightType head, rows;  // rows: of the embedding
-};
-
 /// The model, what the kernel works on, and the tokens of a launch. All in device memory.
 struct TokenProgram {
   const token::LayerWeights* layers = nullptr;       ///< [layer_count]
   const unsigned char* head = nullptr;               ///< [vocabulary][embedding] in tiles
-  const void* rows = nullptr;                        ///< the embedding's, as in a file
+  const void* rows = nullptr;                        ///< the embedding's, of the same type, as in a file
   const float* output_norm = nullptr;                ///< [embedding]
   const float *cosines = nullptr, *sines = nullptr;  ///< [context][head_dim / 2]
   __half *keys = nullptr, *values = nullptr;         ///< [layer_count][context][kv_heads][head_dim]
@@ -145,52 +111,40 @@ namespace token {
 
 /// What blocks send each other: where each kind of row begins in TokenProgram::packets.
 struct Rows {
-  int x, between, queries, mixed, gated, best, partial, end;
-  Rows(const HeadShape& heads, int feed_forward, int blocks)
+  int x, between, keys, mixed, gated, best, end;
+  Rows(int embedding, int feed_forward, int kv_length, int blocks)
       : x(0),
-        between(heads.q_length() / tiles::kRows * kFloatPackets),
-        queries(2 * between),  // then keys and values
-        mixed(3 * between + 2 * (heads.kv_length() / tiles::kRows) * kFloatPackets),
-        gated(mixed + heads.q_length() / 32 * kBlockPackets),
+        between(embedding / tiles::kRows * kFloatPackets),
+        keys(2 * between),  // and values
+        mixed(keys + 2 * (kv_length / tiles::kRows) * kFloatPackets),
+        gated(mixed + embedding / 32 * kBlockPackets),
         best(gated + feed_forward / 32 * kBlockPackets),
-        partial(best + blocks),
-        end(partial + attend_packets(heads, blocks)) {}
+        end(best + blocks) {}
 };
 
-/// How work is divided over blocks: each has about the same bytes of a layer, and the same ones for the whole kernel.
+/// How work is divided over blocks.
 struct Division {
-  int blocks, owners;
-  unsigned short gate[kMostBlocks + 1], key[kMostBlocks + 1];  // where a block's units begin
-
-  /// @param bytes of a sixteen of rows of each matrix, in the mean of layers
-  Division(const TokenProgram& p, int all, const std::array<double, kMatrices>& bytes)
-      : blocks(all), owners(std::min(p.embedding / tiles::kRows, all)) {
-    std::vector<double> load;
-    for (int b = 0; b < blocks; ++b)
-      load.push_back(own(p.embedding, b).count * (bytes[kOutput] + bytes[kDown]));
-    deal(p.feed_forward / 32, 2 * (bytes[kGate] + bytes[kUp]), load, gate);
-    deal((p.heads.q_length() + 2 * p.heads.kv_length()) / tiles::kRows, bytes[kQ], load, key);
-  }
-  /// Units of so many bytes, each to the block that has least to do.
-  void deal(int units, double bytes, std::vector<double>& load, unsigned short* first) const {
-    std::vector<int> count(load.size());
-    for (int i = 0; i < units; ++i) {
-      const auto least = std::min_element(load.begin(), load.end());
-      *least += bytes;
-      ++count[static_cast<std::size_t>(least - load.begin())];
-    }
-    first[0] = 0;
-    for (int b = 0; b < blocks; ++b)
-      first[b + 1] = static_cast<unsigned short>(first[b] + count[static_cast<std::size_t>(b)]);
+  int blocks, owners, workers;
+  Division(const TokenProgram& p, int all)
+      : blocks(all),
+        owners(std::min(p.embedding / tiles::kRows, all)),
+        workers(all - p.heads.heads >= (all + 1) / 2 ? all - p.heads.heads : all) {}
+  /// Heads are dealt from the last block on: the first one of a block, the others so many blocks further on.
+  __host__ __device__ int first_head(int block) const { return blocks - 1 - block; }
+  /// Sixteens of k, then of v: to blocks without heads before others.
+  __host__ __device__ int first_key(int heads, int block) const {
+    return (2 * blocks - 1 - heads % blocks - block) % blocks;
   }
   /// Sixteens of x.
   __host__ __device__ Range own(int embedding, int block) const {
     return share(embedding / tiles::kRows, owners, block);
   }
-  /// Pairs of sixteens of gate and up.
-  __host__ __device__ Range gates(int block) const { return {gate[block], gate[block + 1] - gate[block]}; }
-  /// Sixteens of q, then k, then v.
-  __host__ __device__ Range keys(int block) const { return {key[block], key[block + 1] - key[block]}; }
+  /// Pairs of sixteens of gate and up: first to blocks that own nothing, and none to those with heads if there are
+  /// enough others.
+  __host__ __device__ Range gate(int feed_forward, int block) const {
+    if (block >= workers) return {0, 0};
+    return share(feed_forward / 32, workers, (block + workers - owners % workers) % workers);
+  }
   /// Sixteens of the head.
   __host__ __device__ Range head(int vocabulary, int block) const {
     return share((vocabulary - 1) / tiles::kRows + 1, blocks, block);
@@ -199,7 +153,7 @@ struct Division {
 
 /// Bytes of dynamic shared memory, part by part.
 struct Layout {
-  int zeros, planes, sums, squares, residual, layers, ring, places;
+  int zeros, row, mixed, gated, sums, squares, residual, attention, layers, ring, places;
   /// @param limit what a block may have
   Layout(const TokenProgram& p, int blocks, std::size_t limit);
   [[nodiscard]] std::size_t bytes() const {
@@ -207,23 +161,17 @@ struct Layout {
   }
 };
 
-/// Of a format: bytes of a tile, tiles of a place of the ring, and along rows of the embedding's and feed_forward's length.
-struct FormatShape {
-  int bytes, per_place, row_steps, gated_steps;
-};
-
 /// All that the host knows, in the kernel's constants.
 struct Plan {
   TokenProgram program;
+  Division division;
   Rows rows;
   Layout at;
-  int head, embedded;  // formats of the head, and of the embedding's rows
-  FormatShape format[Formats::kCount];
-  Division division;
+  int row_steps, gated_steps, head_steps;  // tiles along a row
 };
 
 /// Parts of a layer, and the head.
-enum Stage : int { kKeyRows, kOutputRows, kGateRows, kDownRows, kHeadRows, kStages };
+enum Stage : int { kKeyRows, kAttention, kOutputRows, kGateRows, kDownRows, kHeadRows, kStages };
 
 /// Shared memory that does not depend on the model.
 struct alignas(16) Fixed {
@@ -233,69 +181,75 @@ struct alignas(16) Fixed {
   // This block's work, in its order: batches are summed up together, pieces multiplied one after the other.
   Batch batch[kMostPieces];
   Piece piece[kMostPieces];
-  int begin[kStages + 1];    // of each stage, in batches
-  int layer_pieces, pieces;  // of a layer, and with those of the head behind them
-  std::uint64_t meeting;
-  std::uint64_t full[kMostPlaces], empty[kMostPlaces];
+  Load load[kMostLoads];
+  int begin[kStages + 1];       // of each stage, in batches
+  int layer_loads, head_loads;  // copies of a layer, and of the head behind them
+  int next_token, next_layer, next_load,
+      next_place;  // of the warp that fills the ring: the next copy, and its place
+  std::uint64_t barrier[kMostPlaces];
   float2 angle[64];  // cosine and sine, of the token's position
 };
 
 /// A block's work, in its order.
-/// @param sink has begin(stage), piece(matrix, first sixteen, sixteens, turn), end_batch(first, count)
+/// @param sink has begin(stage), piece(matrix, first tile, tiles, turn), end_batch(first, count)
 template <class Sink>
 __host__ __device__ void list_work(const Plan& plan, int block, Sink& sink) {
   const TokenProgram& p = plan.program;
-  const Range own = plan.division.own(p.embedding, block), gate = plan.division.gates(block),
-              keys = plan.division.keys(block);
-  const auto batches = [&](const Range& range, int most, const auto& pieces) {
-    for (int i = 0; i < range.count; i += most) {
-      const int count = most < range.count - i ? most : range.count - i;
-      pieces(range.first + i, count);
+  const int of_head = p.heads.head_dim / tiles::kRows, of_keys = p.heads.kv_heads * of_head;
+  const Range own = plan.division.own(p.embedding, block), gate = plan.division.gate(p.feed_forward, block);
+  const auto rows_of = [&](int matrix, const Range& range, int steps) {
+    for (int i = 0; i < range.count; i += kTurns) {
+      const int count = kTurns < range.count - i ? kTurns : range.count - i;
+      sink.piece(matrix, (range.first + i) * steps, count * steps, 0);
       sink.end_batch(range.first + i, count);
     }
   };
-  const auto rows_of = [&](int matrix) {
-    return [&sink, matrix](int first, int count) { sink.piece(matrix, first, count, 0); };
-  };
   sink.begin(kKeyRows);
-  batches(keys, kTurns, [&](int first, int count) {
-    const int q = p.heads.q_length() / tiles::kRows, kv = p.heads.kv_length() / tiles::kRows;
-    const int begin[] = {0, q, q + kv, q + 2 * kv};
-    for (int m = kQ; m <= kV; ++m) {
-      const int from = first > begin[m] ? first : begin[m],
-                to = first + count < begin[m + 1] ? first + count : begin[m + 1];
-      if (from < to) sink.piece(m, from - begin[m], to - from, from - first);
-    }
-  });
+  for (int i = plan.division.first_key(p.heads.heads, block); i < 2 * of_keys; i += plan.division.blocks) {
+    sink.piece(i < of_keys ? kK : kV, i % of_keys * plan.row_steps, plan.row_steps, 0);
+    sink.end_batch(i, 1);
+  }
+  sink.begin(kAttention);
+  for (int h = plan.division.first_head(block); h < p.heads.heads; h += plan.division.blocks) {
+    sink.piece(kQ, h * of_head * plan.row_steps, of_head * plan.row_steps, 0);
+    sink.end_batch(h, 1);
+  }
   sink.begin(kOutputRows);
-  batches(own, kTurns, rows_of(kOutput));
+  rows_of(kOutput, own, plan.row_steps);
   sink.begin(kGateRows);
-  batches(gate, kGateUnits, [&](int first, int count) {
-    sink.piece(kGate, 2 * first, 2 * count, 0);
-    sink.piece(kUp, 2 * first, 2 * count, 2 * count);
-  });
+  for (int i = 0; i < gate.count; i += kGateUnits) {
+    const int count = kGateUnits < gate.count - i ? kGateUnits : gate.count - i, first = gate.first + i;
+    sink.piece(kGate, 2 * first * plan.row_steps, 2 * count * plan.row_steps, 0);
+    sink.piece(kUp, 2 * first * plan.row_steps, 2 * count * plan.row_steps, 2 * count);
+    sink.end_batch(first, count);
+  }
   sink.begin(kDownRows);
-  batches(own, kTurns, rows_of(kDown));
+  rows_of(kDown, own, plan.gated_steps);
   sink.begin(kHeadRows);
-  batches(plan.division.head(p.vocabulary, block), kTurns, rows_of(kMatrices));
+  rows_of(kMatrices, plan.division.head(p.vocabulary, block), plan.head_steps);
   sink.begin(kStages);
 }
 /// Tables of it. @tparam WRITE whether there are any; or they are only counted
 template <bool WRITE>
 struct Tables {
   Fixed* fixed = nullptr;
-  int pieces = 0, batches = 0;
+  int layer_tile = 0, head_tile = 0;  // bytes
+  int pieces = 0, batches = 0, loads = 0;
   __host__ __device__ void begin(int stage) {
     if constexpr (WRITE) {
       fixed->begin[stage] = batches;
-      if (stage == kHeadRows) fixed->layer_pieces = pieces;
+      if (stage == kHeadRows) fixed->layer_loads = loads;
     }
   }
-  __host__ __device__ void piece(int matrix, int first, int count, int turn) {
-    if constexpr (WRITE)
-      fixed->piece[pieces] = {first, static_cast<unsigned char>(matrix), static_cast<unsigned char>(turn),
-                              static_cast<unsigned char>(count), 0};
+  __host__ __device__ void piece(int matrix, int first, int tiles, int turn) {
+    if constexpr (WRITE) fixed->piece[pieces] = {tiles, turn};
     ++pieces;
+    const int bytes = matrix == kMatrices ? head_tile : layer_tile, most = kPlaceBytes / bytes;
+    for (int i = 0; i < tiles; i += most, ++loads) {
+      if constexpr (WRITE)
+        fixed->load[loads] = {matrix, static_cast<unsigned>(first + i) * static_cast<unsigned>(bytes / 16),
+                              static_cast<unsigned>((most < tiles - i ? most : tiles - i) * bytes)};
+    }
   }
   __host__ __device__ void end_batch(int first, int count) {
     if constexpr (WRITE) fixed->batch[batches] = {pieces, first, count};
@@ -304,45 +258,48 @@ struct Tables {
 };
 
 inline Layout::Layout(const TokenProgram& p, int blocks, std::size_t limit) {
-  const int longest = static_cast<int>(tile_acts::group_bytes(1, std::max(p.embedding, p.feed_forward)));
-  const int owned = (p.embedding / tiles::kRows - 1) / blocks + 1;
+  const auto planes = [](int id) { return static_cast<int>(tile_acts::group_bytes(1, id)); };
+  const int head_dim = p.heads.head_dim, owned = (p.embedding / tiles::kRows - 1) / blocks + 1;
   zeros = (static_cast<int>(sizeof(Fixed)) + 15) / 16 * 16;
-  planes = zeros + tiles::Columns::kZeros;
-  sums = (planes +
-          std::max(longest, p.heads.head_dim == 64 ? Attend<64>::kScratchBytes : Attend<128>::kScratchBytes) +
-          15) /
-         16 * 16;
+  row = zeros + tiles::Columns::kZeros;
+  mixed = row + planes(p.embedding);
+  gated = mixed + planes(p.embedding);
+  sums = gated + planes(p.feed_forward);
   squares = sums + 2 * kTurns * kWarps * tiles::kRows * 4;
   residual = (squares + p.embedding / 32 * 4 + 15) / 16 * 16;
-  layers = residual + owned * tiles::kRows * 4;
+  attention = residual + owned * tiles::kRows * 4;
+  layers = (attention + (2 * head_dim + kWarps * head_dim + (kWarps + 1) * (2 + head_dim / 32)) * 4 + 15) /
+           16 * 16;
   ring = (layers + p.layer_count * static_cast<int>(sizeof(LayerWeights)) + 127) / 128 * 128;
   const long long room = static_cast<long long>(limit) - ring;
   places = static_cast<int>(std::max(0LL, std::min<long long>(kMostPlaces, room / kPlaceBytes)));
 }
 
 /// One block of the grid, at work.
-template <int HEAD_DIM>
+template <class LayerFormat, class HeadFormat, int HEAD_DIM>
 struct Worker {
+  static constexpr int LAYER_BYTES = tiles::tile_bytes<typename LayerFormat::Block>(),
+                       HEAD_BYTES = tiles::tile_bytes<typename HeadFormat::Block>();
   using Rows16 = float[kWarps][tiles::kRows];  // sums of a turn
 
   const Plan& plan;
   const TokenProgram& p;
   unsigned char* const shared;
   Fixed& fixed;
-  Meeting join;  // of all warps but the one that copies
   const int blocks, block, thread, lane, warp;
 
   int place = 0;        // of the ring, that is multiplied next
   unsigned parity = 0;  // of its barrier
+  int piece = 0;        // likewise
   int side = 0;         // half of the sums that the next batch takes
-  float4 ahead[2];      // the thread's weights of the next normalisation
+  int used = 0;         // places since the ring was filled
+  float4 ahead;         // the thread's weights of the next normalisation
 
   __device__ __forceinline__ explicit Worker(const Plan& of)
       : plan(of),
         p(of.program),
         shared(dynamic_shared<unsigned char>()),
         fixed(*dynamic_shared<Fixed>()),
-        join{&dynamic_shared<Fixed>()->meeting},
         blocks(static_cast<int>(gridDim.x)),
         block(static_cast<int>(blockIdx.x)),
         thread(static_cast<int>(threadIdx.x)),
@@ -356,75 +313,45 @@ struct Worker {
   __device__ __forceinline__ const LayerWeights& layer(int l) const {
     return reinterpret_cast<const LayerWeights*>(shared + plan.at.layers)[l];
   }
-  /// A matrix of a layer; those of the head are behind the last layer.
-  __device__ __forceinline__ int format_of(int l, int matrix) const {
-    return matrix == kMatrices ? plan.head : layer(l).format[matrix];
-  }
-  __device__ __forceinline__ int steps_of(int format, int matrix) const {
-    const FormatShape& f = plan.format[format];
-    return matrix == kDown ? f.gated_steps : f.row_steps;
-  }
   /// On the emulator a block waits for nobody else; what its own threads sent must be there.
-  __device__ __forceinline__ void meet() {
+  __device__ __forceinline__ static void meet() {
 #if !defined(__CUDACC__)
-    join();
+    __syncthreads();
 #endif
   }
 
-  // 1. The ring: filled by one warp, in the order in which it is emptied ----------------------------------------------
+  // 1. The ring: filled by one thread, in the order in which it is emptied -------------------------------------------
 
   // ANCHOR: token_fill
-  /// All copies of the launch, across layers and tokens, by a warp that does nothing else: the first lane starts a copy when
-  /// its place is free. The second one is ahead of it by more places than the ring has: what it finds is asked to come to
-  /// L2. So memory goes on where the ring is full because warps wait for other blocks.
-  __device__ __forceinline__ void supply() {
-    int token = 0, l = 0, next = 0;       // of the lane's next piece
-    const unsigned char* from = nullptr;  // what is left of this one
-    unsigned left = 0, most = 0;
-    const auto take = [&]() -> unsigned {  // bytes of the next copy, none behind the last one
-      while (left == 0) {
-        if (token >= p.tokens) return 0;
-        if (next == (l < p.layer_count ? fixed.layer_pieces : fixed.pieces)) {
-          if (l < p.layer_count) {
-            if (++l < p.layer_count) next = 0;  // pieces of the head are behind those of a layer
-          } else {
-            ++token, l = 0, next = 0;
-          }
-          continue;
-        }
-        const Piece what = fixed.piece[next++];
-        const int format = format_of(l, what.matrix);
-        const unsigned bytes = static_cast<unsigned>(plan.format[format].bytes),
-                       sixteen = static_cast<unsigned>(steps_of(format, what.matrix)) * bytes;
-        from = (what.matrix == kMatrices ? p.head : layer(l).tiles[what.matrix]) +
-               static_cast<unsigned long long>(what.first) * sixteen;
-        left = what.count * sixteen;
-        most = static_cast<unsigned>(plan.format[format].per_place) * bytes;
-      }
-      return min(left, most);
-    };
-    const int before = lane == 0 || kAhead == 0 ? 0 : plan.at.places + kAhead;
-#pragma unroll 1
-    for (int i = 0; i < before; ++i) {
-      const unsigned bytes = take();
-      from += bytes, left -= bytes;
+  /// Asks for as many places of tiles as have been used, a lane for a place. By one warp, when no other reads them.
+  __device__ __forceinline__ void fill() {
+    int token = fixed.next_token, l = fixed.next_layer, load = fixed.next_load + lane;  // of the lane's place
+    const int place_next = fixed.next_place;
+    const int of_layer = fixed.layer_loads, of_head = fixed.head_loads;
+    while (token < p.tokens) {
+      const int all = l < p.layer_count ? of_layer : of_head;
+      if (load < all) break;
+      load -= all;
+      if (++l > p.layer_count) l = 0, ++token;
     }
-    int to = 0;
-    unsigned phase = 1;  // of the place before it was first filled
-#pragma unroll 1
-    for (;;) {
-      const unsigned bytes = take();
-      if (__shfl_sync(kAllLanes, bytes, 0) == 0) break;
-      if (lane == 0) {
-        mbarrier_wait(&fixed.empty[to], phase);
-        mbarrier_arrive_expect_bytes(&fixed.full[to], bytes);
-        bulk_copy(shared + plan.at.ring + to * kPlaceBytes, from, bytes, &fixed.full[to]);
-      }
-      __syncwarp();  // nobody is further ahead than that
-      if (kAhead > 0 && lane == 1 && bytes > 0) bulk_prefetch_l2(from, bytes);
-      from += bytes, left -= bytes;
-      if (++to == plan.at.places) to = 0, phase ^= 1u;
+    if (lane < used && token < p.tokens) {
+      const Load what = fixed.load[l < p.layer_count ? load : of_layer + load];
+      const int to =
+          place_next + lane < plan.at.places ? place_next + lane : place_next + lane - plan.at.places;
+      const unsigned char* const tiles = l < p.layer_count ? layer(l).tiles[what.matrix] : p.head;
+      std::uint64_t* const barrier = &fixed.barrier[to];
+      mbarrier_arrive_expect_bytes(barrier, what.bytes);
+      bulk_copy(shared + plan.at.ring + to * kPlaceBytes,
+                tiles + static_cast<unsigned long long>(what.first16) * 16, what.bytes, barrier);
     }
+    __syncwarp();  // all lanes have read what is written now
+    if (lane == used) {
+      fixed.next_token = token, fixed.next_layer = l, fixed.next_load = load;
+      fixed.next_place =
+          place_next + used < plan.at.places ? place_next + used : place_next + used - plan.at.places;
+    }
+    __syncwarp();  // and it is there for the next time
+    used = 0;
   }
   // ANCHOR_END: token_fill
 
@@ -432,15 +359,14 @@ struct Worker {
   /// Tiles of a piece, whose first sixteen rows are turn `turn` of this half of the sums. Sums of a row are told apart by
   /// step modulo kWarps, as in mmvq_tiles.
   template <class Format>
-  __device__ __forceinline__ void multiply(int all, int steps, int turn, int id) {
+  __device__ __forceinline__ void multiply(int all, int steps, int turn, int planes, int id) {
     constexpr int BYTES = tiles::tile_bytes<typename Format::Block>(), PER_PLACE = kPlaceBytes / BYTES;
     constexpr int PAIRS = tiles::Tile<typename Format::Block>::kSteps / 2;
     const int t = lane % 4;
     tiles::Codes<1> codes;
-    codes.template begin<Format::kHalves>(shared + plan.at.planes, shared + plan.at.zeros, 2 * PAIRS * 32,
-                                          lane);
+    codes.begin<Format::kHalves>(shared + planes, shared + plan.at.zeros, 2 * PAIRS * 32, lane);
     const tiles::LaneConstants<Format> constants(t);
-    const unsigned char* const scales = shared + plan.at.planes + tile_acts::scale_at(t, 0, 1, id);
+    const unsigned char* const scales = shared + planes + tile_acts::scale_at(t, 0, 1, id);
     Rows16* const to = reinterpret_cast<Rows16*>(shared + plan.at.sums) + side * kTurns;
     int tile = warp, step = warp;
     while (step >= steps) step -= steps, ++turn;
@@ -449,16 +375,14 @@ struct Worker {
 #pragma unroll 1
     for (int first = 0; first < all; first += PER_PLACE) {
       const int end = min(first + PER_PLACE, all);
-      mbarrier_wait(&fixed.full[place], parity);
+      if (tile < end) mbarrier_wait(&fixed.barrier[place], parity);
       __syncwarp();  // lanes have waited each for itself, and a shuffle of lanes that are apart takes long
       const unsigned char* const from = shared + plan.at.ring + place * kPlaceBytes;
-      unsigned read = 0;  // made of what was read last
 #pragma unroll 1
       while (tile < end) {
         typename Format::template Raw<1> raw;
         raw.template load<tiles::FromShared>(from + (tile - first) * BYTES, lane);
         tiles::multiply_tile<Format, 1>(raw, codes, scales + step * (PAIRS * 16), step, t, constants, sums);
-        read = __float_as_uint(sums.v[0][0][0]) ^ __float_as_uint(sums.v[0][1][0]);
         tile += kWarps;
         step += kWarps;
         if (step < steps) continue;
@@ -471,7 +395,7 @@ struct Worker {
         while (step >= steps) step -= steps, ++turn;
         sum_at = step;
       }
-      mbarrier_arrive_after(&fixed.empty[place], read);
+      ++used;
       if (++place == plan.at.places) place = 0, parity ^= 1u;
     }
   }
@@ -489,11 +413,8 @@ struct Worker {
 
   /// Weights of the next normalisation: asked for long before they are wanted, because they come from afar.
   __device__ __forceinline__ void take_ahead(const float* norm) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int b = min(4 * (warp + i * kWarps) + lane / 8, p.embedding / 32 - 1);
-      ahead[i] = *reinterpret_cast<const float4*>(norm + 32 * b + lane % 8 * 4);
-    }
+    const int b = min(4 * warp + lane / 8, p.embedding / 32 - 1);
+    ahead = *reinterpret_cast<const float4*>(norm + 32 * b + lane % 8 * 4);
   }
   /// x times the normalisation's weights as int8, eight lanes a block of 32; the factor that is common to the row follows as
   /// fixed.root. @param row of packets, or null for the embedding of `id` @param next weights of the normalisation after it
@@ -501,35 +422,21 @@ struct Worker {
                                          const float* next) {
     meet();
     const int n = p.embedding / 32, q = lane % 8;
-    unsigned char* const to = shared + plan.at.planes;
-    if (p.embedding % 256 != 0) tile_acts::store_padding(to, p.embedding);
-    // Lanes beyond the row repeat its last block.
-    const auto block_of = [&](int pass) { return min(4 * (warp + pass * kWarps) + lane / 8, n - 1); };
-    Packet a{}, c{};
-    const auto ask = [&](int pass) {
-      const Packet* const from = row + 16 * block_of(pass) + 2 * q;
-      a = load_packet(from), c = load_packet(from + 1);
-    };
-    if (row != nullptr) ask(0);
 #pragma unroll 1
-    for (int pass = 0; 4 * (warp + pass * kWarps) < n; ++pass) {
-      const int b = block_of(pass), i = 32 * b + 4 * q;
-      const float4 w = pass == 0   ? ahead[0]
-                       : pass == 1 ? ahead[1]
-                                   : *reinterpret_cast<const float4*>(norm + i);
+    for (int b0 = 4 * warp; b0 < n; b0 += 4 * kWarps) {
+      const int b = min(b0 + lane / 8, n - 1),
+                i = 32 * b + 4 * q;  // lanes beyond the row repeat its last block
+      const float4 w = b0 == 4 * warp ? ahead : *reinterpret_cast<const float4*>(norm + i);
       float4 x;
       if (row == nullptr) {
         x = embedded(id, i);
-        const int mine = i / tiles::kRows - fixed.own.first;
-        if (mine >= 0 && mine < fixed.own.count)
-          *reinterpret_cast<float4*>(floats(plan.at.residual) + mine * tiles::kRows + i % tiles::kRows) = x;
       } else {
         const Packet* const from = row + i / 2;
-        const Packet first = a, second = c;
-        if (4 * (warp + (pass + 1) * kWarps) < n) ask(pass + 1);
-        const Packet low = wait_packet(from, first, step), high = wait_packet(from + 1, second, step);
-        x = make_float4(__uint_as_float(low.word[0]), __uint_as_float(low.word[1]),
-                        __uint_as_float(high.word[0]), __uint_as_float(high.word[1]));
+        Packet a = load_packet(from), c = load_packet(from + 1);
+        a = wait_packet(from, a, step);
+        c = wait_packet(from + 1, c, step);
+        x = make_float4(__uint_as_float(a.word[0]), __uint_as_float(a.word[1]), __uint_as_float(c.word[0]),
+                        __uint_as_float(c.word[1]));
       }
       __syncwarp();  // lanes have waited each for itself
       float squares = x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
@@ -546,6 +453,7 @@ struct Worker {
       half += __shfl_xor_sync(kAllLanes, half, 1);
       half += __shfl_xor_sync(kAllLanes, half, 2);
       const int upper = __shfl_xor_sync(kAllLanes, half, 4);
+      unsigned char* const to = shared + plan.at.row;
       *reinterpret_cast<unsigned*>(to + 32 * b + 4 * q) = codes;
       if (q == 0) {
         *reinterpret_cast<uint2*>(to + tile_acts::scale_at(b, 0, 1, p.embedding)) =
@@ -554,7 +462,7 @@ struct Worker {
       }
     }
     take_ahead(next);
-    join();  // planes and squares are there
+    __syncthreads();  // planes and squares are there
     if (warp == kWarps - 1) {
       const float root = tile_acts::root_of(floats(plan.at.squares), p.embedding, p.epsilon);
       if (lane == 0) fixed.root = root;  // read behind the barrier after the next product
@@ -563,43 +471,33 @@ struct Worker {
 
   /// Four elements of a token's row; NaN where there is no such token.
   __device__ __forceinline__ float4 embedded(int id, int i) const {
+    using Block = typename HeadFormat::Block;
     const float nan = __int_as_float(0x7fffffff);
-    float4 four = make_float4(nan, nan, nan, nan);
-    if (id < 0 || id >= p.vocabulary) return four;
-    Formats::with(plan.embedded, [&](auto format) {
-      using Block = typename decltype(format)::Block;
-      const Block* const row =
-          static_cast<const Block*>(p.rows) + static_cast<long long>(id) * (p.embedding / Block::kElems);
-      four = decode_four(row[i / Block::kElems], i % Block::kElems);
-    });
-    return four;
+    if (id < 0 || id >= p.vocabulary) return make_float4(nan, nan, nan, nan);
+    const Block* const row =
+        static_cast<const Block*>(p.rows) + static_cast<long long>(id) * (p.embedding / Block::kElems);
+    return decode_four(row[i / Block::kElems], i % Block::kElems);
   }
 
   /// Rows that come as int8, see send_codes.
-  __device__ __forceinline__ void take_codes(const Packet* row, unsigned step, int id) {
+  __device__ __forceinline__ void take_codes(const Packet* row, unsigned step, int planes, int id) const {
     meet();
-    constexpr int MOST = 4;  // under way at once
     const int n = id / 32 * kBlockPackets;
-    unsigned char* const to = shared + plan.at.planes;
-    if (id % 256 != 0) tile_acts::store_padding(to, id);
+    unsigned char* const to = shared + planes;
+    const auto put = [&](const Packet& packet, int i) {
+      const int b = i / kBlockPackets, j = i % kBlockPackets;
+      *reinterpret_cast<uint2*>(to + 32 * b + 8 * j) = make_uint2(packet.word[0], packet.word[1]);
+      if (j < 2) *reinterpret_cast<unsigned*>(to + tile_acts::scale_at(b, 0, 1, id) + 4 * j) = packet.word[2];
+    };
 #pragma unroll 1
-    for (int i0 = thread; i0 < n; i0 += MOST * kThreads) {
-      Packet packet[MOST];
-#pragma unroll
-      for (int k = 0; k < MOST; ++k)
-        packet[k] = i0 + k * kThreads < n ? load_packet(row + i0 + k * kThreads) : Packet{};
-#pragma unroll
-      for (int k = 0; k < MOST; ++k) {
-        const int i = i0 + k * kThreads, b = i / kBlockPackets, j = i % kBlockPackets;
-        if (i >= n) break;
-        const Packet got = wait_packet(row + i, packet[k], step);
-        *reinterpret_cast<uint2*>(to + 32 * b + 8 * j) = make_uint2(got.word[0], got.word[1]);
-        if (j < 2) *reinterpret_cast<unsigned*>(to + tile_acts::scale_at(b, 0, 1, id) + 4 * j) = got.word[2];
-      }
+    for (int i = thread; i < n; i += 2 * kThreads) {
+      const bool two = i + kThreads < n;
+      const Packet a = load_packet(row + i), b = two ? load_packet(row + i + kThreads) : Packet{};
+      put(wait_packet(row + i, a, step), i);
+      if (two) put(wait_packet(row + i + kThreads, b, step), i + kThreads);
     }
-    join();  // planes are there
+    __syncthreads();  // planes are there
   }
-
   // 3. Parts of a layer ----------------------------------------------------------------------------------------------
 
   /// Sums of a batch are added to this block's rows of x, and x goes to all.
@@ -615,66 +513,289 @@ struct Worker {
                    {{__float_as_uint(x), __float_as_uint(next), 0u}, step});
   }
 
-  /// Which of q, k, v a sixteen of all of them belongs to, and its place there.
-  struct Key {
-    int matrix, sixteen;
-  };
-  __device__ __forceinline__ Key key_of(int sixteen) const {
-    const int q = p.heads.q_length() / tiles::kRows, kv = p.heads.kv_length() / tiles::kRows;
-    return sixteen < q        ? Key{kQ, sixteen}
-           : sixteen < q + kv ? Key{kK, sixteen - q}
-                              : Key{kV, sixteen - q - kv};
-  }
-  /// What is added to the thread's row of a batch of q, k and v.
-  __device__ __forceinline__ float bias_of(const Batch& of, int l) const {
-    if (thread >= of.count * tiles::kRows) return 0.0f;
-    const Key key = key_of(of.first + thread / tiles::kRows);
-    return layer(l).bias[key.matrix][key.sixteen * tiles::kRows + thread % tiles::kRows];
-  }
-  /// Rows of q, k and v go to the blocks that have heads.
-  __device__ __forceinline__ void send_keys(const Batch& of, int l, float bias, unsigned step) const {
-    if (warp >= (of.count + 1) / 2) return;
-    float x = 0.0f;
-    if (thread < of.count * tiles::kRows) {
-      const int matrix = key_of(of.first + thread / tiles::kRows).matrix;
-      x = sum_of(thread / tiles::kRows, thread % tiles::kRows, steps_of(format_of(l, matrix), matrix)) *
-              fixed.root +
-          bias;
-    }
+  /// Sums of a sixteen of k's or v's rows go to all that have heads of their group.
+  __device__ __forceinline__ void send_keys(const Batch& of, unsigned step) const {
+    if (warp > 0) return;
+    const float x = lane < tiles::kRows ? sum_of(0, lane, plan.row_steps) * fixed.root : 0.0f;
     const float next = __shfl_xor_sync(kAllLanes, x, 1);
-    if (thread < of.count * tiles::kRows && lane % 2 == 0)
-      store_packet(p.packets + plan.rows.queries + of.first * kFloatPackets + thread / 2,
+    if (lane < tiles::kRows && lane % 2 == 0)
+      store_packet(p.packets + plan.rows.keys + of.first * kFloatPackets + lane / 2,
                    {{__float_as_uint(x), __float_as_uint(next), 0u}, step});
   }
 
   /// silu(gate) * up of a batch goes to all that own rows of x.
-  __device__ __forceinline__ void gate_and_up(const Batch& of, int l, unsigned step) const {
+  __device__ __forceinline__ void gate_and_up(const Batch& of, unsigned step) const {
     if (warp >= of.count) return;
     const int turn = thread / tiles::kRows, row = thread % tiles::kRows;
-    const float g = sum_of(turn, row, steps_of(format_of(l, kGate), kGate)) * fixed.root,
-                u = sum_of(turn + 2 * of.count, row, steps_of(format_of(l, kUp), kUp)) * fixed.root;
+    const float g = sum_of(turn, row, plan.row_steps) * fixed.root,
+                u = sum_of(turn + 2 * of.count, row, plan.row_steps) * fixed.root;
     send_codes(g / (1.0f + expf(-g)) * u, p.packets + plan.rows.gated + (of.first + warp) * kBlockPackets,
                step);
   }
 
-  /// This token's attention in a layer.
-  __device__ __forceinline__ AttendArgs attention(int l, int position, unsigned step) const {
-    const long long of_layer = static_cast<long long>(l) * p.context * p.heads.kv_length();
-    const Packet* const q = p.packets + plan.rows.queries;
-    return {p.heads,
-            position,
-            blocks,
-            blocks - 1 - block,  // the last ones own least
-            p.keys + of_layer,
-            p.values + of_layer,
-            q,
-            q + p.heads.q_length() / 2,
-            q + (p.heads.q_length() + p.heads.kv_length()) / 2,
-            p.packets + plan.rows.mixed,
-            p.packets + plan.rows.partial,
-            fixed.angle,
-            shared + plan.at.planes,
-            step};
+  // Attention. With 8 positions of a warp at a time, lane 4 j + m has of key j elements 8 m .. 8 m + 7 of every 32; of the
+  // values it has elements 8 (lane % VALUE_LANES) .. + 7 of every so many-th row.
+  static constexpr int KEY_LOADS = HEAD_DIM / 32, VALUE_LANES = HEAD_DIM / 8, VALUE_ROWS = 32 / VALUE_LANES,
+                       VALUE_LOADS = 8 / VALUE_ROWS, MANY = HEAD_DIM == 64 ? 2 : 1;
+
+  static __device__ __forceinline__ void to_floats(const uint4& v, float (&f)[8]) {
+    const unsigned w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(w[i] & 0xffffu)));
+      f[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(w[i] >> 16)));
+    }
+  }
+  static __device__ __forceinline__ float weight_of(float score, float highest) {
+    return score == -INFINITY ? 0.0f : power_of_two(score - highest);
+  }
+
+  /// Lines of a layer's caches that will be wanted soon.
+  __device__ __forceinline__ void prefetch_cache(int l, int kv_head, int position) const {
+    const long long row = p.heads.kv_length();
+    const long long from = static_cast<long long>(l) * p.context * row + kv_head * HEAD_DIM;
+    constexpr int LINES = HEAD_DIM / 64;  // of a row
+    for (int i = thread; i < position * LINES; i += kThreads) {
+      prefetch_l2(p.keys + from + i / LINES * row + i % LINES * 64);
+      prefetch_l2(p.values + from + i / LINES * row + i % LINES * 64);
+    }
+  }
+
+  /// Positions first .. of a warp, N times eight.
+  template <int N>
+  struct Rows8 {
+    uint4 k[N][KEY_LOADS], v[N][VALUE_LOADS];
+    __device__ __forceinline__ void load(const __half* keys, const __half* values, int first, int end,
+                                         long long stride, int me) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const int of_keys = first + n * 8 * kWarps + me / 4,
+                  of_values = first + n * 8 * kWarps + me / VALUE_LANES;
+#pragma unroll
+        for (int i = 0; i < KEY_LOADS; ++i) {
+          k[n][i] = make_uint4(0, 0, 0, 0);
+          if (of_keys < end)
+            k[n][i] = *reinterpret_cast<const uint4*>(keys + of_keys * stride + 32 * i + me % 4 * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < VALUE_LOADS; ++i) {
+          v[n][i] = make_uint4(0, 0, 0, 0);
+          if (of_values + i * VALUE_ROWS < end)
+            v[n][i] = *reinterpret_cast<const uint4*>(values + (of_values + i * VALUE_ROWS) * stride +
+                                                      me % VALUE_LANES * 8);
+        }
+      }
+    }
+  };
+  /// What a warp has of a head: sums relative to the highest score that it has met.
+  struct Softmax {
+    float highest = -INFINITY, total = 0.0f, sum[8] = {};
+    template <int N>
+    __device__ __forceinline__ void add(const Rows8<N>& rows, const float (&q)[HEAD_DIM / 4], int first,
+                                        int end, int me) {
+      float score[N], most = highest;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEY_LOADS; ++i) {
+          float f[8];
+          to_floats(rows.k[n][i], f);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) dot += q[8 * i + j] * f[j];
+        }
+        dot += __shfl_xor_sync(kAllLanes, dot, 1);
+        dot += __shfl_xor_sync(kAllLanes, dot, 2);
+        score[n] = first + n * 8 * kWarps + me / 4 < end ? dot : -INFINITY;
+        most = fmaxf(most, score[n]);
+      }
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2)
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
+      const float shrink = weight_of(highest, most);
+      highest = most;
+      total *= shrink;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] *= shrink;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float weight = weight_of(score[n], most);
+        total += weight;
+#pragma unroll
+        for (int i = 0; i < VALUE_LOADS; ++i) {
+          const float w = __shfl_sync(kAllLanes, weight, 4 * (i * VALUE_ROWS + me / VALUE_LANES));
+          float f[8];
+          to_floats(rows.v[n][i], f);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sum[j] += w * f[j];
+        }
+      }
+    }
+    /// The lanes' sums to the warp's. @param to [HEAD_DIM]
+    __device__ __forceinline__ void store(float* to, int me) {
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) total += __shfl_xor_sync(kAllLanes, total, offset);
+      // Lanes with other rows have the same elements: of what two of them have, each adds up one half.
+      int at = me % VALUE_LANES * 8;
+#pragma unroll
+      for (int offset = 16, n = 4; offset >= VALUE_LANES; offset /= 2, n /= 2) {
+        const bool second = (me & offset) != 0;
+        at += second ? n : 0;
+#pragma unroll
+        for (int j = 0; j < n; ++j) {
+          const float keep = second ? sum[n + j] : sum[j], give = second ? sum[j] : sum[n + j];
+          sum[j] = keep + __shfl_xor_sync(kAllLanes, give, offset);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 8 / VALUE_ROWS; ++j) to[at + j] = sum[j];
+    }
+  };
+
+  /// What is added to a thread's rows of q, or to those of a lane of the last warps of k and v.
+  struct Mine {
+    float2 bias[HEAD_DIM / 64];
+  };
+  __device__ __forceinline__ void take_bias(Mine& mine, const LayerWeights& w, int h) const {
+    const int group = p.heads.heads / p.heads.kv_heads;
+    if (thread < HEAD_DIM / 2) {
+      const float* const from = w.bias[0] + h * HEAD_DIM + thread;
+      mine.bias[0] = make_float2(from[0], from[HEAD_DIM / 2]);
+    } else if (warp >= kWarps - 2) {
+      const float* const from = w.bias[warp == kWarps - 1 ? 1 : 2] + h / group * HEAD_DIM + 2 * lane;
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 64; ++n) mine.bias[n] = make_float2(from[64 * n], from[64 * n + 1]);
+    }
+  }
+  /// Head h of this token, whose rows' sums are there: to all that own rows of x.
+  /// @param some the first positions of a warp, where one time is enough for all
+  __device__ __forceinline__ void attend(int l, int h, int position, const Rows8<1>& some, const Mine& mine,
+                                         unsigned step) const {
+    constexpr int HALF = HEAD_DIM / 2;
+    const int group = p.heads.heads / p.heads.kv_heads;
+    const long long stride = p.heads.kv_length();
+    const long long from = static_cast<long long>(l) * p.context * stride + h / group * HEAD_DIM;
+    __half* const keys = p.keys + from;
+    __half* const values = p.values + from;
+    float* const q = floats(plan.at.attention);       // [HEAD_DIM]
+    float* const newest_value = q + HEAD_DIM;         // [HEAD_DIM], as the cache has it
+    float* const sums = newest_value + HEAD_DIM;      // [kWarps][HEAD_DIM]
+    float* const highest = sums + kWarps * HEAD_DIM;  // [kWarps + 1], the last one of the new position
+    float* const totals = highest + kWarps + 1;       // [kWarps + 1]
+    float* const weights = totals + kWarps + 1;       // [HEAD_DIM / 32][kWarps + 2]
+    const bool few = position <= 8 * kWarps;
+
+    // 1. A thread two rows of q, which it turns.
+    if (thread < HALF) {
+      const float low = sum_of(thread / tiles::kRows, thread % tiles::kRows, plan.row_steps) * fixed.root +
+                        mine.bias[0].x,
+                  high = sum_of((thread + HALF) / tiles::kRows, thread % tiles::kRows, plan.row_steps) *
+                             fixed.root +
+                         mine.bias[0].y;
+      constexpr float SCALE = HEAD_DIM == 64 ? 1.44269504f / 8.0f : 1.44269504f / 11.3137085f;
+      const float2 angle = fixed.angle[thread];
+      q[thread] = (low * angle.x - high * angle.y) * SCALE;
+      q[thread + HALF] = (high * angle.x + low * angle.y) * SCALE;
+    }
+    // And the new position's k and v, which other blocks send, by a warp each. One of the heads of a group stores them.
+    constexpr int N = HEAD_DIM / 64;  // packets of a lane: elements 2 lane and 2 lane + 1 of every 64
+    float2 fresh[N];
+    if (warp >= kWarps - 2) {
+      const bool is_k = warp == kWarps - 1;
+      const Packet* const row =
+          p.packets + plan.rows.keys + ((is_k ? 0 : stride) + h / group * HEAD_DIM) / 2 + lane;
+      Packet packet[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) packet[n] = load_packet(row + 32 * n);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        packet[n] = wait_packet(row + 32 * n, packet[n], step);
+        fresh[n] = make_float2(__uint_as_float(packet[n].word[0]) + mine.bias[n].x,
+                               __uint_as_float(packet[n].word[1]) + mine.bias[n].y);
+      }
+      __syncwarp();  // lanes have waited each for itself
+      if (is_k) {
+        // The other element of a pair is half a head away: in this lane, or in one of the other half of the warp.
+        float2 other[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          other[n] = fresh[N - 1 - n];
+          if constexpr (N == 1)
+            other[n] = make_float2(__shfl_xor_sync(kAllLanes, fresh[0].x, 16),
+                                   __shfl_xor_sync(kAllLanes, fresh[0].y, 16));
+        }
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          const float sign = (N == 1 ? lane >= 16 : n == 1) ? 1.0f : -1.0f;
+          const float2 a = fixed.angle[2 * lane % HALF], b = fixed.angle[2 * lane % HALF + 1];
+          fresh[n] = make_float2(fresh[n].x * a.x + sign * (other[n].x * a.y),
+                                 fresh[n].y * b.x + sign * (other[n].y * b.y));
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const int d = 64 * n + 2 * lane;
+        const __half a = __float2half_rn(fresh[n].x), b = __float2half_rn(fresh[n].y);
+        if (h % group == 0) {
+          __half* const to = (is_k ? keys : values) + position * stride + d;
+          to[0] = a, to[1] = b;
+        }
+        fresh[n] = make_float2(__half2float(a), __half2float(b));
+        if (!is_k) newest_value[d] = fresh[n].x, newest_value[d + 1] = fresh[n].y;
+      }
+    }
+    __syncthreads();  // q is there
+
+    // 2. Earlier positions, each warp its own.
+    Softmax softmax;
+    if (8 * warp < position) {
+      float query[HEAD_DIM / 4];
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 16; ++i) {
+        const float4 v = *reinterpret_cast<const float4*>(q + i / 2 * 32 + lane % 4 * 8 + i % 2 * 4);
+        query[4 * i] = v.x, query[4 * i + 1] = v.y, query[4 * i + 2] = v.z, query[4 * i + 3] = v.w;
+      }
+      if (few) {
+        softmax.add(some, query, 8 * warp, position, lane);
+      } else {
+#pragma unroll 1
+        for (int first = 8 * warp; first < position; first += 8 * kWarps * MANY) {
+          Rows8<MANY> many;
+          many.load(keys, values, first, position, stride, lane);
+          softmax.add(many, query, first, position, lane);
+        }
+      }
+      softmax.store(sums + warp * HEAD_DIM, lane);
+      if (lane == 0) highest[warp] = softmax.highest, totals[warp] = softmax.total;
+    }
+    if (warp == kWarps - 1) {
+      float newest = 0.0f;
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        newest += q[64 * n + 2 * lane] * fresh[n].x + q[64 * n + 2 * lane + 1] * fresh[n].y;
+      newest = warp_reduce_sum(newest);
+      if (lane == 0) highest[kWarps] = newest, totals[kWarps] = 1.0f;
+    }
+    __syncthreads();  // all warps' sums are there
+
+    // 3. All of them, in their order.
+    if (warp >= HEAD_DIM / 32) return;
+    const int warps = min(kWarps, (position + 7) / 8);
+    const bool has = lane < warps || lane == kWarps;
+    float most = has ? highest[lane] : -INFINITY;
+    const float own_highest = most;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2)
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
+    const float weight = has ? power_of_two(own_highest - most) : 0.0f;
+    const float total = warp_reduce_sum(has ? weight * totals[lane] : 0.0f);
+    float* const mine_of = weights + warp * (kWarps + 1);
+    if (lane <= kWarps) mine_of[lane] = weight;
+    __syncwarp();  // weights are there
+    float out = mine_of[kWarps] * newest_value[thread];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) out += w < warps ? mine_of[w] * sums[w * HEAD_DIM + thread] : 0.0f;
+    send_codes(out / total, p.packets + plan.rows.mixed + (h * (HEAD_DIM / 32) + warp) * kBlockPackets, step);
   }
 
   /// Logits of a batch. @return the best of the thread's and `best`
@@ -682,56 +803,61 @@ struct Worker {
                                                        unsigned long long best) const {
     const int r = of.first * tiles::kRows + thread;
     if (thread >= of.count * tiles::kRows || r >= p.vocabulary) return best;
-    const float v =
-        sum_of(thread / tiles::kRows, thread % tiles::kRows, steps_of(plan.head, kMatrices)) * fixed.root;
+    const float v = sum_of(thread / tiles::kRows, thread % tiles::kRows, plan.head_steps) * fixed.root;
     if (wanted) p.logits[r] = v;
     return max(best, argmax_key(v, r));
   }
 
   /// The largest of all threads'. By all threads, of which each has the result.
-  __device__ __forceinline__ unsigned long long best_of_block(unsigned long long best) {
+  __device__ __forceinline__ unsigned long long best_of_block(unsigned long long best) const {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) best = max(best, __shfl_xor_sync(kAllLanes, best, offset));
-    join();  // the last ones are read
+    __syncthreads();  // the last ones are read
     if (lane == 0) fixed.best[warp] = best;
-    join();  // all warps' are there
+    __syncthreads();  // all warps' are there
     for (int w = 0; w < kWarps; ++w) best = max(best, fixed.best[w]);
     return best;
   }
   __device__ __forceinline__ void run() {
-    // 1. Tables, then one warp for copies.
+    // 1. The ring is filled while tables and planes are made.
     const auto* const from = reinterpret_cast<const unsigned*>(p.layers);
     auto* const to = reinterpret_cast<unsigned*>(shared + plan.at.layers);
-    for (int i = thread; i < p.layer_count * static_cast<int>(sizeof(LayerWeights) / 4); i += kAllThreads)
+    for (int i = thread; i < p.layer_count * static_cast<int>(sizeof(LayerWeights) / 4); i += kThreads)
       to[i] = from[i];
-    for (int i = plan.at.zeros / 4 + thread; i < plan.at.planes / 4; i += kAllThreads)
-      reinterpret_cast<unsigned*>(shared)[i] = 0;
+    for (int i = plan.at.zeros / 4 + thread; i < plan.at.sums / 4; i += kThreads)
+      reinterpret_cast<unsigned*>(shared)[i] = 0;  // zeros, and planes: what is behind their rows stays zero
     if (thread == 0) {
-      Tables<true> tables{&fixed};
+      Tables<true> tables{&fixed, LAYER_BYTES, HEAD_BYTES};
       list_work(plan, block, tables);
-      fixed.pieces = tables.pieces;
+      fixed.head_loads = tables.loads - fixed.layer_loads;
       fixed.own = plan.division.own(p.embedding, block);
-      mbarrier_init(&fixed.meeting, kThreads);
-      for (int i = 0; i < plan.at.places; ++i) {
-        mbarrier_init(&fixed.full[i], 1);
-        mbarrier_init(&fixed.empty[i], kWarps);
-      }
+      fixed.next_token = fixed.next_layer = fixed.next_load = fixed.next_place = 0;
+      for (int i = 0; i < plan.at.places; ++i) mbarrier_init(&fixed.barrier[i], 1);
       mbarrier_init_fence();
     }
     __syncthreads();  // all of it is there
-    if (warp == kWarps) return supply();
-    take_ahead(layer(0).attn_norm);
+    used = plan.at.places;
+    if (warp == kWarps - 1) fill();
+    used = 0;
+    const bool attends = has(kKeyRows) || has(kAttention);
+    take_ahead(norm_from(0, true));
 
+    const int group = p.heads.heads / p.heads.kv_heads;
     int id = p.first_token;
     unsigned step = p.step;  // of the packets that come next
 #pragma unroll 1
     for (int n = 0; n < p.tokens; ++n) {
-      // 2. A token: its angles to those that turn with them.
+      // 2. A token: its row to those that own it, its angles to those that turn with them.
       const int position = p.position + n;
+      const Range own = fixed.own;
+      for (int k = thread; k < own.count * tiles::kRows / 4; k += kThreads)
+        reinterpret_cast<float4*>(shared + plan.at.residual)[k] =
+            embedded(id, own.first * tiles::kRows + 4 * k);
       if (thread < HEAD_DIM / 2) {  // read behind many barriers
         const int angle = position * (HEAD_DIM / 2) + thread;
         fixed.angle[thread] = make_float2(p.cosines[angle], p.sines[angle]);
       }
+      Mine mine{};
       const bool last = n + 1 == p.tokens;
       unsigned long long best = 0;
 
@@ -743,38 +869,47 @@ struct Worker {
       for (int l = 0; l < p.layer_count; ++l) {
         const LayerWeights& w = layer(l);
         ++step;
-        side = 0;
-        const AttendArgs args = attention(l, position, step);
-        const Attend<HEAD_DIM> attend{args};
-        if (warp == kWarps - 1) attend.begin();
-        if (l == 0 || has(kKeyRows))
+        piece = side = 0;
+        if (attends) {
+          if (has(kAttention)) take_bias(mine, w, fixed.batch[fixed.begin[kAttention]].first);
           take_x(l > 0 ? x : nullptr, step - 1, w.attn_norm, id, norm_from(l, false));
-        batches(
-            kKeyRows, l, p.embedding, [&](const Batch& of) { return bias_of(of, l); },
-            [&](const Batch& of, float bias) { send_keys(of, l, bias, step); });
-        meet();
-        attend.finish(join);
-        join();  // and its memory is free
+          batches<LayerFormat>(kKeyRows, plan.row_steps, plan.at.row, p.embedding,
+                               [&](const Batch& of) { send_keys(of, step); });
+          for (int b = fixed.begin[kAttention]; b < fixed.begin[kOutputRows]; ++b) {
+            const int h = fixed.batch[b].first;
+            if (b > fixed.begin[kAttention]) take_bias(mine, w, h);
+            Rows8<1> some;
+            if (position <= 8 * kWarps) {
+              const long long cached =
+                  static_cast<long long>(l) * p.context * p.heads.kv_length() + h / group * HEAD_DIM;
+              some.load(p.keys + cached, p.values + cached, 8 * warp, position, p.heads.kv_length(), lane);
+            }
+            multiply_batch<LayerFormat>(fixed.batch[b], plan.row_steps, plan.at.row, p.embedding, false);
+            attend(l, h, position, some, mine, step);
+            if (warp == kWarps - 1) fill();
+            used = 0;
+            side ^= 1;
+          }
+        }
         if (has(kOutputRows)) {
-          take_codes(p.packets + plan.rows.mixed, step, p.embedding);
-          batches(kOutputRows, l, p.embedding, nothing, [&](const Batch& of, float) {
-            add_to_x(of, steps_of(w.format[kOutput], kOutput), between, step);
-          });
+          take_codes(p.packets + plan.rows.mixed, step, plan.at.mixed, p.embedding);
+          batches<LayerFormat>(kOutputRows, plan.row_steps, plan.at.mixed, p.embedding,
+                               [&](const Batch& of) { add_to_x(of, plan.row_steps, between, step); });
         }
         if (has(kGateRows)) {
           take_x(between, step, w.ffn_norm, 0, norm_from(l + 1, true));
-          batches(kGateRows, l, p.embedding, nothing,
-                  [&](const Batch& of, float) { gate_and_up(of, l, step); });
+          batches<LayerFormat>(kGateRows, plan.row_steps, plan.at.row, p.embedding,
+                               [&](const Batch& of) { gate_and_up(of, step); });
         }
         if (has(kDownRows)) {
-          take_codes(p.packets + plan.rows.gated, step, p.feed_forward);
-          batches(kDownRows, l, p.feed_forward, nothing,
-                  [&](const Batch& of, float) { add_to_x(of, steps_of(w.format[kDown], kDown), x, step); });
+          take_codes(p.packets + plan.rows.gated, step, plan.at.gated, p.feed_forward);
+          batches<LayerFormat>(kDownRows, plan.gated_steps, plan.at.gated, p.feed_forward,
+                               [&](const Batch& of) { add_to_x(of, plan.gated_steps, x, step); });
         }
       }
-      take_x(x, step, p.output_norm, 0, layer(0).attn_norm);
-      batches(kHeadRows, p.layer_count, p.embedding, nothing,
-              [&](const Batch& of, float) { best = logits(of, last && p.logits != nullptr, best); });
+      take_x(x, step, p.output_norm, 0, norm_from(0, true));
+      batches<HeadFormat>(kHeadRows, plan.head_steps, plan.at.row, p.embedding,
+                          [&](const Batch& of) { best = logits(of, last && p.logits != nullptr, best); });
 
       // 4. The largest logit of all blocks'. The next token needs the best of every block: so no block is left behind.
       if (!last)
@@ -803,47 +938,87 @@ struct Worker {
   /// Weights of the first normalisation of this block from layer l on. @param whole whether from its beginning
   __device__ __forceinline__ const float* norm_from(int l, bool whole) const {
     for (; l < p.layer_count; ++l, whole = true) {
-      if (whole && has(kKeyRows)) return layer(l).attn_norm;
+      if (whole && (has(kKeyRows) || has(kAttention))) return layer(l).attn_norm;
       if (has(kGateRows)) return layer(l).ffn_norm;
     }
     return p.output_norm;
   }
 
-  static __device__ __forceinline__ float nothing(const Batch& /*of*/) { return 0.0f; }
-  /// A stage's batches: what is asked for before a batch is multiplied is handed to what follows it.
-  template <class A, class F>
-  __device__ __forceinline__ void batches(int stage, int l, int id, const A& ask, const F& finish) {
+  template <class Format>
+  __device__ __forceinline__ void multiply_batch(const Batch& of, int steps, int planes, int id,
+                                                 bool fills = true) {
+#pragma unroll 1
+    for (; piece < of.end; ++piece)
+      multiply<Format>(fixed.piece[piece].tiles, steps, fixed.piece[piece].turn, planes, id);
+    __syncthreads();  // all sums are there, and places of the ring are free
+    if (!fills) return;
+    if (warp == kWarps - 1) fill();  // which has the least to do now
+    used = 0;
+  }
+  /// A stage's batches, and what follows each.
+  template <class Format, class F>
+  __device__ __forceinline__ void batches(int stage, int steps, int planes, int id, const F& finish) {
 #pragma unroll 1
     for (int b = fixed.begin[stage]; b < fixed.begin[stage + 1]; ++b) {
       const Batch of = fixed.batch[b];
-      const float asked = ask(of);
-#pragma unroll 1
-      for (int piece = b > 0 ? fixed.batch[b - 1].end : 0; piece < of.end; ++piece) {
-        const Piece what = fixed.piece[piece];
-        const int format = format_of(l, what.matrix), steps = steps_of(format, what.matrix);
-        Formats::with(format,
-                      [&](auto f) { multiply<decltype(f)>(what.count * steps, steps, what.turn, id); });
-      }
-      join();  // all sums are there
-      finish(of, asked);
+      multiply_batch<Format>(of, steps, planes, id);
+      finish(of);
       side ^= 1;
     }
   }
 };
 
-template <int HEAD_DIM>
-__global__ void __launch_bounds__(kAllThreads, 1) token_kernel(const __grid_constant__ Plan plan) {
-  Worker<HEAD_DIM>(plan).run();
+template <class LayerFormat, class HeadFormat, int HEAD_DIM>
+__global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constant__ Plan plan) {
+  Worker<LayerFormat, HeadFormat, HEAD_DIM>(plan).run();
 }
 
-/// Whether the tables have room for the work of every block.
-inline bool tables_suffice(const Plan& plan) {
+/// Numbers of a block's work.
+struct Counts : Tables<false> {
+  int before = 0, most = 0;  // copies of earlier batches, and of the batch that has the most
+  __host__ __device__ void end_batch(int first, int count) {
+    Tables<false>::end_batch(first, count);
+    most = most < loads - before ? loads - before : most;
+    before = loads;
+  }
+};
+/// Whether the tables have room for the work of every block, and the ring for that of every batch.
+/// @param layer_tile, head_tile bytes
+inline bool tables_suffice(const Plan& plan, int layer_tile, int head_tile) {
   for (int b = 0; b < plan.division.blocks; ++b) {
-    Tables<false> t;
-    list_work(plan, b, t);
-    if (t.batches > kMostPieces || t.pieces > kMostPieces) return false;
+    Counts c;
+    c.layer_tile = layer_tile, c.head_tile = head_tile;
+    list_work(plan, b, c);
+    if (c.batches > kMostPieces || c.pieces > kMostPieces || c.loads > kMostLoads || c.most > plan.at.places)
+      return false;
   }
   return true;
+}
+
+/// @param limit bytes of shared memory that a block may have
+template <class LayerFormat, class HeadFormat>
+Plan make_plan(const TokenProgram& p, int blocks, std::size_t limit) {
+  const auto steps = [](auto format, int id) {
+    return static_cast<int>(tiles::steps<typename decltype(format)::Block>(id));
+  };
+  return {p,
+          Division(p, blocks),
+          Rows(p.embedding, p.feed_forward, p.heads.kv_length(), blocks),
+          Layout(p, blocks, limit),
+          steps(LayerFormat{}, p.embedding),
+          steps(LayerFormat{}, p.feed_forward),
+          steps(HeadFormat{}, p.embedding)};
+}
+
+/// Calls f(LayerFormat, HeadFormat) for the pairs of types that files of small models have.
+template <class F>
+Status with_formats(WeightType layers, WeightType head, F&& f) {
+  using enum WeightType;
+  if (layers == q4_0 && head == q8_0) return f(tiles::TileQ4_0{}, tiles::TileQ8_0{});
+  if (layers == q4_0 && head == q6_k) return f(tiles::TileQ4_0{}, tiles::TileQ6_K{});
+  if (layers == q8_0 && head == q8_0) return f(tiles::TileQ8_0{}, tiles::TileQ8_0{});
+  return Status::error(std::string("token_kernel: layers of ") + info(layers).name + " with a head of " +
+                       info(head).name + "; it takes q4_0 with q8_0 or q6_k, and q8_0 with q8_0");
 }
 
 }  // namespace token
@@ -851,97 +1026,70 @@ inline bool tables_suffice(const Plan& plan) {
 /// Blocks of a launch.
 inline int token_blocks() { return kDeviceExecutor == Executor::gpu ? multiprocessor_count() : 1; }
 /// Elements of TokenProgram::packets.
-inline std::size_t token_packets(const HeadShape& heads, int feed_forward, int blocks) {
-  return static_cast<std::size_t>(token::Rows(heads, feed_forward, blocks).end);
+inline std::size_t token_packets(int embedding, int feed_forward, int kv_length, int blocks) {
+  return static_cast<std::size_t>(token::Rows(embedding, feed_forward, kv_length, blocks).end);
 }
 /// What TokenProgram::step grows by.
 inline unsigned token_steps(const TokenProgram& p) {
   return static_cast<unsigned>(p.layer_count) * static_cast<unsigned>(p.tokens);
 }
 
-/// A program with its work divided over so many blocks: made once, for any number of launches, whose first_token, position,
-/// tokens, step, logits and ids may differ. @param limit bytes of shared memory that a block may have
-inline token::Plan token_plan(const TokenTypes& types, const TokenProgram& p, int blocks, std::size_t limit) {
-  std::array<double, token::kMatrices> bytes{};
-  for (const auto& layer : types.layers) {
-    for (std::size_t m = 0; m < bytes.size(); ++m)
-      bytes[m] += static_cast<double>(
-          tiles::bytes(layer[m], {1, tiles::kRows, m == token::kDown ? p.feed_forward : p.embedding}));
-  }
-  token::Plan plan{p,
-                   token::Rows(p.heads, p.feed_forward, blocks),
-                   token::Layout(p, blocks, limit),
-                   token::format_of(types.head),
-                   token::format_of(types.rows),
-                   {},
-                   token::Division(p, blocks, bytes)};
-  token::Formats::each([&](int i, auto format) {
-    using Block = typename decltype(format)::Block;
-    constexpr int BYTES = tiles::tile_bytes<Block>();
-    plan.format[i] = {BYTES, token::kPlaceBytes / BYTES, static_cast<int>(tiles::steps<Block>(p.embedding)),
-                      static_cast<int>(tiles::steps<Block>(p.feed_forward))};
-  });
-  return plan;
-}
-
 /// Models whose tokens the kernel computes with so many blocks on this device. Reads no memory of the program.
-inline Status token_supported(const TokenTypes& types, const TokenProgram& p, int blocks,
+inline Status token_supported(WeightType layers, WeightType head, const TokenProgram& p, int blocks,
                               const DeviceInfo& device) {
   const auto refuse = [](const std::string& why) { return Status::error("token_kernel: " + why); };
   const HeadShape& h = p.heads;
+  if (Status s = token::with_formats(layers, head, [](auto, auto) { return Status(); }); !s.ok()) return s;
   if (device.executor == Executor::gpu && device.cc_major < 9)
     return refuse("needs compute capability 9.0 or later");
-  const int most = device.executor == Executor::gpu ? std::min(device.sms, token::kMostBlocks) : 1;
-  if (blocks < 1 || blocks > most)
+  if (blocks < 1 || blocks > (device.executor == Executor::gpu ? device.sms : 1))
     return refuse("as many blocks as are resident at once, one on the emulator, not " +
                   std::to_string(blocks));
   if (h.head_dim != 64 && h.head_dim != 128)
     return refuse("head_dim must be 64 or 128, not " + std::to_string(h.head_dim));
   if (h.kv_heads < 1 || h.heads < 1 || h.heads % h.kv_heads != 0 || h.q_length() != p.embedding)
     return refuse("heads must be a multiple of kv_heads, and all of them as long as the embedding");
-  if (h.heads / h.kv_heads > token::kAttendHeads)
-    return refuse("at most " + std::to_string(token::kAttendHeads) + " heads may share keys, not " +
-                  std::to_string(h.heads / h.kv_heads));
+  for (const int n : {p.embedding, p.feed_forward}) {
+    if (n < 32 || n % std::max(32, info(layers).block_elems) != 0 ||
+        p.embedding % info(head).block_elems != 0)
+      return refuse("rows must be whole blocks, of 32 at least, not " + std::to_string(n));
+  }
   if (p.layer_count < 1 || p.vocabulary < 1 || p.tokens < 1 || p.position < 0 ||
-      p.context - p.position < p.tokens || types.layers.size() != static_cast<std::size_t>(p.layer_count)) {
+      p.context - p.position < p.tokens) {
     return refuse("at least one layer, a vocabulary, and tokens within the context");
   }
-  const auto row_fits = [&](WeightType type, int n) -> Status {
-    if (token::format_of(type) < 0)
-      return refuse(std::string("weights of ") + info(type).name +
-                    "; it takes q4_0, q5_0, q8_0, q4_k, q5_k and q6_k");
-    if (n < 32 || n % std::max(32, info(type).block_elems) != 0)
-      return refuse("rows must be whole blocks, of 32 at least, not " + std::to_string(n));
-    return {};
-  };
-  for (const auto& layer : types.layers) {
-    for (std::size_t m = 0; m < layer.size(); ++m) {
-      if (Status s = row_fits(layer[m], m == token::kDown ? p.feed_forward : p.embedding); !s.ok()) return s;
-    }
-  }
-  if (p.feed_forward % 32 != 0)
-    return refuse("rows must be whole blocks, of 32 at least, not " + std::to_string(p.feed_forward));
-  for (const WeightType type : {types.head, types.rows}) {
-    if (Status s = row_fits(type, p.embedding); !s.ok()) return s;
-  }
-  const token::Plan plan = token_plan(types, p, blocks, device.shared_per_block_optin);
-  if (!token::tables_suffice(plan))
-    return refuse("the work of a block does not fit its tables: too large a model, or too few blocks");
-  if (plan.at.places < token::kLeastPlaces)
+  Status tables = token::with_formats(layers, head, [&](auto l, auto t) {
+    return token::tables_suffice(
+               token::make_plan<decltype(l), decltype(t)>(p, blocks, device.shared_per_block_optin),
+               tiles::tile_bytes<typename decltype(l)::Block>(),
+               tiles::tile_bytes<typename decltype(t)::Block>())
+               ? Status()
+               : refuse(
+                     "the work of a block does not fit its tables, or that of a batch the ring: too large a "
+                     "model, "
+                     "or too few blocks");
+  });
+  if (!tables.ok()) return tables;
+  if (token::Layout(p, blocks, device.shared_per_block_optin).places < token::kLeastPlaces)
     return refuse("rows and tables leave too little shared memory for weights");
   return {};
 }
 
 /// Tokens of a model; see the head of this file. Does not synchronise.
-/// @param plan of token_plan, for a model that token_supported takes
-inline Status launch_token(const token::Plan& plan, Stream& stream) {
-  if (plan.at.places < token::kLeastPlaces)
-    return Status::error("token_kernel: rows and tables leave too little shared memory for weights");
-  LaunchOptions options;
-  options.cooperative = kDeviceExecutor == Executor::gpu;
-  const auto kernel = plan.program.heads.head_dim == 64 ? token::token_kernel<64> : token::token_kernel<128>;
-  return launch(options, kernel, dim3(static_cast<unsigned>(plan.division.blocks)), dim3(token::kAllThreads),
-                plan.at.bytes(), stream, plan);
+/// @param head the type of the embedding too
+inline Status launch_token(WeightType layers, WeightType head, const TokenProgram& p, int blocks,
+                           Stream& stream) {
+  return token::with_formats(layers, head, [&]<class L, class H>(L, H) -> Status {
+    const token::Plan plan = token::make_plan<L, H>(p, blocks, shared_memory_limit());
+    if (plan.at.places < token::kLeastPlaces)
+      return Status::error("token_kernel: rows and tables leave too little shared memory for weights");
+    LaunchOptions options;
+    options.cooperative = kDeviceExecutor == Executor::gpu;
+    const auto kernel =
+        p.heads.head_dim == 64 ? token::token_kernel<L, H, 64> : token::token_kernel<L, H, 128>;
+    return launch(options, kernel, dim3(static_cast<unsigned>(blocks)), dim3(token::kThreads),
+                  plan.at.bytes(), stream, plan);
+  });
 }
 
 }  // namespace ladder
