@@ -78,38 +78,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t address) {
 #endif
 }
 
-/// The same, and what this thread wrote before, also elsewhere in the cluster, is visible to whoever has waited with
-/// mbarrier_wait_cluster(); likewise what other lanes wrote before a __syncwarp().
-__device__ __forceinline__ void mbarrier_arrive_release_at(std::uint32_t address) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
-#else
-  (void)address;
-  needs_sm90("mbarrier in a cluster");
-#endif
-}
-
-/// mbarrier_wait() for what other blocks of the cluster have written.
-__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t* b, unsigned parity) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  std::uint32_t complete = 0;
-  while (complete == 0) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(complete)
-        : "r"(shared_address(b)), "r"(parity)
-        : "memory");
-  }
-#else
-  (void)b, (void)parity;
-  needs_sm90("mbarrier in a cluster");
-#endif
-}
-
-/// Writes 16 bytes at `address`, a multiple of 16. Visible to its block after a cluster_barrier(), or as
-/// mbarrier_arrive_release_at() says.
+/// Writes 16 bytes at `address`, a multiple of 16. Visible to its block after a cluster_barrier().
 __device__ __forceinline__ void store_at(std::uint32_t address, float4 v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y),

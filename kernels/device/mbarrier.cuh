@@ -57,25 +57,22 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* b, unsigned arriv
 #endif
 }
 
-/// One arrival of a warp, all of whose lanes call this, but not before `word` is in all lanes' registers: for giving a stage
-/// back to the copy engine after reading it with ordinary loads. A plain arrival overtakes loads that were issued before it
-/// and still queue in the load and store unit, behind the stores of an epilogue for example; what the engine then writes is
-/// what they read.
+/// An arrival of every lane of a warp, all of which call this, but not before `word` is in all lanes' registers: for giving a
+/// stage back to the copy engine after reading it with ordinary loads. A plain arrival overtakes loads that were issued before
+/// it and still queue in the load and store unit, behind the stores of an epilogue for example; what the engine then writes
+/// is what they read.
 /// @param word made of something of every load (their exclusive or, for example)
 __device__ __forceinline__ void mbarrier_arrive_after(std::uint64_t* b, std::uint32_t word) {
 #if !defined(__CUDACC__)
   (void)word;
-  __syncwarp();  // all lanes have read
-  if (threadIdx.x % 32 == 0) emu::mbarrier_arrive(b, 1, 0);
+  emu::mbarrier_arrive(b, 1, 0);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   needs_sm90("mbarrier");
 #else
-  __syncwarp();  // what orders the other lanes' loads by the rules; but it does not wait for their data
   // It arrives whatever the word is; but to know by which of the two instructions, it needs the word.
   asm volatile(
-      "{\n\t.reg .pred chosen, one, other;\n\t.reg .b64 state;\n\t"
-      "elect.sync _|chosen, 0xffffffff;\n\t"
-      "setp.ne.and.u32 one|other, %1, 0, chosen;\n\t"
+      "{\n\t.reg .pred one, other;\n\t.reg .b64 state;\n\t"
+      "setp.ne.u32 one|other, %1, 0;\n\t"
       "@one mbarrier.arrive.shared::cta.b64 state, [%0];\n\t"
       "@other mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(shared_address(b)),
       "r"(word)

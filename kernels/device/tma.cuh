@@ -4,11 +4,10 @@
 //   tensor_copy_2d             2-D: a box of a matrix that a TensorMap describes. Needs a GPU.
 //   tensor_copy_2d_multicast   the same box for several blocks of a cluster, read once.
 //   tensor_store_2d            the way back: a box from shared memory into the matrix.
-//   bulk_store                 and 1-D: contiguous bytes from shared to global memory.
 //
 // USE     mbarrier_arrive_expect_bytes(&b, bytes), then the copy, by one thread; mbarrier_wait(&b, parity) by
 //         all that read the tile. For stores: those that wrote the box, wgmma_smem_fence() and a barrier; then
-//         one thread: tensor_store_2d or bulk_store, bulk_store_commit(), and before the box is written again
+//         one thread: tensor_store_2d, bulk_store_commit(), and before the box is written again
 //         bulk_store_wait_read<n>(): all but the latest n groups have been read. The kernel's end waits for
 //         the rest.
 // SHAPE   1-D: both addresses and the size are multiples of 16 bytes. 2-D: the destination is aligned to 128
@@ -194,18 +193,6 @@ __device__ __forceinline__ void tensor_store_2d(const TensorMap& map, int row, i
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map.map),
                "r"(column), "r"(row), "r"(shared_address(shared))
                : "memory");
-#endif
-}
-
-/// Writes `bytes` from shared memory to `global`, all three multiples of 16. Ordered by the bulk_store calls below.
-__device__ __forceinline__ void bulk_store(void* global, const void* shared, unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-#else
-  (void)global, (void)shared, (void)bytes;
-  needs_sm90("cp.async.bulk");
 #endif
 }
 

@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
     prefetch_tensor_map(acts_map);
     for (int s = 0; s < STAGES; ++s) {
       mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], T::WARPS);
+      mbarrier_init(&empty[s], T::THREADS);
     }
     mbarrier_init_fence();
   }

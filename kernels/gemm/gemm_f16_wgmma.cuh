@@ -51,9 +51,8 @@ struct Tile {
   static constexpr int kThreads = 128 * kMultipliers + (kMoves ? 128 : 64);
   static constexpr int kActsBytes = BM * KS * 2, kWeightsBytes = BN * KS * 2;
   static constexpr int kStageBytes = kActsBytes + kWeightsBytes;
-  /// The ring begins at a multiple of 1024, which costs up to that much; two barriers a stage stand behind it, and two for
-  /// parts of k.
-  static constexpr int kBesideBytes = 1024 + (2 * kMostStages + 2) * 8;
+  /// The ring begins at a multiple of 1024, which costs up to that much; two barriers a stage stand behind it.
+  static constexpr int kBesideBytes = 1024 + 2 * kMostStages * 8;
   static constexpr int kStages = std::min(kMostStages, (kSharedLimit - kBesideBytes) / kStageBytes);
   static constexpr int kSharedBytes = kBesideBytes + kStages * kStageBytes;
   static_assert(kStages >= 3 && kStageBytes % 1024 == 0 && BN % 8 == 0);
@@ -112,65 +111,42 @@ __device__ __forceinline__ void gemm_wgmma_sums(float (&d)[BN / 2], const unsign
 // ANCHOR_END: gemm_f16_wgmma_multiply
 
 // ANCHOR: gemm_f16_wgmma_parts
-/// Where the parts of k of a cluster are added up: part p gets columns [p * kColumns, (p + 1) * kColumns) of the tile from
-/// all others, eight at a time, in what was the ring.
-template <int BN, int CK, class T>
-struct GemmWgmmaParts {
-  static constexpr int kSenders = 128 * T::kMultipliers;  // threads that multiply
-  static constexpr int kSlice = (BN / 8 + CK - 1) / CK, kColumns = 8 * kSlice;
-  static constexpr int kInbox = (CK - 1) * kSlice * kSenders * 16;  // [CK - 1][kSlice][kSenders] float4
-};
-
-/// By the threads that multiply, when their products are done. Registers of other parts' columns are of no use afterwards.
-/// @param inbox the ring @param read gets an arrival of every warp of the other parts when it has read its ring,
-/// @param here and one when it has written to this block's
+/// Adds up the parts of k of a cluster, for all threads of its blocks: part p gets columns [p * slice, (p + 1) * slice) of
+/// the tile, in groups of eight, from all parts. Its other registers are of no use to it afterwards.
 /// @param apart blocks between two parts of a tile
+/// @param inbox shared memory that nobody needs any more once all have come here, [CK][slice][threads that multiply] float4
+/// @param thread of the block; those that multiply come first, and only these have sums
 template <int BN, int CK, class T>
-__device__ __forceinline__ void gemm_wgmma_add_parts(float (&d)[BN / 2], unsigned char* inbox,
-                                                     std::uint64_t* read, std::uint64_t* here, int part,
-                                                     int apart) {
-  using P = GemmWgmmaParts<BN, CK, T>;
-  constexpr int kSlice = P::kSlice;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const unsigned me = cluster_block() % static_cast<unsigned>(apart);
-  if (lane < CK && lane != part) {
-    mbarrier_arrive_at(shared_address_in(static_cast<unsigned>(lane * apart) + me, read));
-  }
-  mbarrier_wait(read, 0);  // the others have read their rings
+__device__ __forceinline__ void gemm_wgmma_add_parts(float (&d)[BN / 2], unsigned char* inbox, int part,
+                                                     int apart, int thread) {
+  constexpr int kSenders = 128 * T::kMultipliers, kSlice = (BN / 8 + CK - 1) / CK;
+  static_assert(CK * kSlice * kSenders * 16 <= T::kStages * T::kStageBytes);
+  cluster_barrier_relaxed();  // every block of the cluster is done with its ring
+  if (thread < kSenders) {
+    const unsigned me = cluster_block() % static_cast<unsigned>(apart);
 #pragma unroll
-  for (int owner = 0; owner < CK; ++owner) {
-    if (owner == part) continue;
-    const unsigned there = static_cast<unsigned>(owner * apart) + me;
-    const int mine = part < owner ? part : part - 1;  // of the senders to that owner
-    const std::uint32_t to = shared_address_in(there, inbox) +
-                             static_cast<std::uint32_t>((mine * kSlice * P::kSenders + thread) * 16);
+    for (int owner = 0; owner < CK; ++owner) {
+      const std::uint32_t there = shared_address_in(static_cast<unsigned>(owner * apart) + me, inbox) +
+                                  static_cast<std::uint32_t>((part * kSlice * kSenders + thread) * 16);
 #pragma unroll
-    for (int g = owner * kSlice; g < min((owner + 1) * kSlice, BN / 8); ++g) {
-      store_at(to + static_cast<std::uint32_t>((g - owner * kSlice) * P::kSenders * 16),
-               make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]));
+      for (int g = owner * kSlice; g < min((owner + 1) * kSlice, BN / 8); ++g) {
+        store_at(there + static_cast<std::uint32_t>((g - owner * kSlice) * kSenders * 16),
+                 make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]));
+      }
     }
   }
-  __syncwarp();  // all lanes have written
-  if (lane < CK && lane != part) {
-    mbarrier_arrive_release_at(shared_address_in(static_cast<unsigned>(lane * apart) + me, here));
-  }
-  mbarrier_wait_cluster(here, 0);  // all parts are here
+  cluster_barrier();  // all parts are here
+  if (thread >= kSenders) return;
   const float4* in = reinterpret_cast<const float4*>(inbox) + thread;
 #pragma unroll
   for (int g = 0; g < BN / 8; ++g) {
     if (g / kSlice != part) continue;
     // Parts ascending, whoever adds: the same bits in every run.
-    float4 sum = {};
+    float4 sum = in[g % kSlice * kSenders];
 #pragma unroll
-    for (int p = 0; p < CK; ++p) {
-      const int slot = p < part ? p : p - 1;
-      const float4 v = p == part ? make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3])
-                                 : in[(slot * kSlice + g % kSlice) * P::kSenders];
-      if (p == 0) {
-        sum = v;
-      } else {
-        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-      }
+    for (int p = 1; p < CK; ++p) {
+      const float4 v = in[(p * kSlice + g % kSlice) * kSenders];
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
     d[4 * g] = sum.x, d[4 * g + 1] = sum.y, d[4 * g + 2] = sum.z, d[4 * g + 3] = sum.w;
   }
@@ -262,46 +238,6 @@ __device__ __forceinline__ void gemm_wgmma_store(const float (&d)[BN / 2], float
 }
 // ANCHOR_END: gemm_f16_wgmma_store
 
-// ANCHOR: gemm_f16_wgmma_store_rows
-/// The same by the copy engine, for a tile after which the ring is not needed: whole rows of the tile, by way of shared
-/// memory. Where four lanes write 32 bytes, the L1 looks up eight lines for every instruction, and takes longer over it than
-/// the copy engine over both ways.
-/// @tparam COLUMNS of the tile at most
-template <int COLUMNS>
-struct GemmWgmmaRows {
-  /// Of a row in shared memory: four rows' 32 bytes lie in different banks.
-  static constexpr int kPitch = (COLUMNS * 4 + 95) / 128 * 128 + 32, kWarpBytes = 16 * kPitch;
-  static_assert(kPitch >= COLUMNS * 4 && kPitch % 128 == 32);
-};
-/// @param rows this warp's, [16][kPitch] bytes @param token, row of the warp's first sum
-/// @param low, high of the tile's columns, those that are written: at most COLUMNS, multiples of 4, as is od
-template <int BN, int COLUMNS>
-__device__ __forceinline__ void gemm_wgmma_store_rows(const float (&d)[BN / 2], float* out,
-                                                      unsigned char* rows, int token, int row, int nt, int od,
-                                                      int low, int high) {
-  constexpr int kPitch = GemmWgmmaRows<COLUMNS>::kPitch;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  unsigned char* const to = rows + (lane / 4 * kPitch + lane % 4 * 8 - low * 4);
-#pragma unroll
-  for (int g = 0; g < BN / 8; ++g) {
-    if (BN > COLUMNS && (8 * g < low || 8 * g >= low + COLUMNS)) continue;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      *reinterpret_cast<float2*>(to + half * 8 * kPitch + g * 32) =
-          make_float2(d[4 * g + 2 * half], d[4 * g + 2 * half + 1]);
-    }
-  }
-  wgmma_smem_fence();
-  __syncwarp();  // all lanes have written
-  if (lane < 16 && token + lane < nt && low < high) {
-    bulk_store(out + (static_cast<long long>(token + lane) * od + row + low), rows + lane * kPitch,
-               static_cast<unsigned>(high - low) * 4);
-    bulk_store_commit();
-    bulk_store_wait_read<0>();  // shared memory is there until then
-  }
-}
-// ANCHOR_END: gemm_f16_wgmma_store_rows
-
 /// Where a cluster's tile number `unit` lies: bands of `band` tiles along the tokens, and within a band all
 /// tokens of one panel of weights before the next panel.
 __device__ __forceinline__ void gemm_wgmma_place(int unit, int tiles_m, int tiles_n, int band, int& m,
@@ -316,37 +252,29 @@ __device__ __forceinline__ void gemm_wgmma_place(int unit, int tiles_m, int tile
 /// A cluster is cm * cn * CK blocks: cm tiles along the tokens, cn along the weight rows, and CK parts of their k.
 /// @tparam BN weight rows of a tile @param steps of 64 k
 /// @param tiles_m, tiles_n clusters side by side @param early whether to fill the ring with weights while the kernel
-/// before this one ends @param whole_rows whether rows of the output are at multiples of 16 bytes
+/// before this one ends
 template <int BM, int BN, int CK>
 __global__ void __launch_bounds__(gemm_wgmma::Tile<BM, BN>::kThreads, 1)
     gemm_f16_wgmma(const __grid_constant__ TensorMap acts_map, const __grid_constant__ TensorMap weights_map,
                    float* out, GemmEpilogue epilogue, int nt, int od, int steps, int tiles_m, int tiles_n,
-                   int cm, int cn, int band, bool early, bool whole_rows) {
+                   int cm, int cn, int band, bool early) {
   using namespace gemm_wgmma;
   using T = Tile<BM, BN>;
-  using Parts = GemmWgmmaParts<BN, CK, T>;
-  using Rows = GemmWgmmaRows<Parts::kColumns>;
-  constexpr int kMultipliers = T::kMultipliers, kColumns = Parts::kColumns;
-  static_assert(Parts::kInbox + 4 * kMultipliers * Rows::kWarpBytes <= T::kStages * T::kStageBytes);
+  constexpr int kMultipliers = T::kMultipliers;
   // 1. The ring, and two barriers for each of its stages: `full` when the copy engine has brought all bytes, `empty`
   //    when all warps that read it are done, in this block and in those that get the same bytes.
   unsigned char* ring = dynamic_shared<unsigned char>();
   ring += (1024 - reinterpret_cast<std::uintptr_t>(ring) % 1024) % 1024;  // [kStages][acts | weights]
   auto* full = reinterpret_cast<std::uint64_t*>(ring + T::kStages * T::kStageBytes);  // [kMostStages]
   auto* empty = full + kMostStages;                                                   // [kMostStages]
-  [[maybe_unused]] std::uint64_t *const parts_read = empty + kMostStages, *const parts_here = parts_read + 1;
   const int blocks = cm * cn * CK, rank = static_cast<int>(blockIdx.x) % blocks;
-  const int my_m = rank % cm, my_n = rank / cm % cn, part = CK == 1 ? 0 : rank / (cm * cn);
+  const int my_m = rank % cm, my_n = rank / cm % cn, part = rank / (cm * cn);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(acts_map);
     prefetch_tensor_map(weights_map);
     for (int s = 0; s < T::kStages; ++s) {
       mbarrier_init(&full[s], 2);  // weights, tokens
       mbarrier_init(&empty[s], static_cast<unsigned>(4 * kMultipliers * (cm + cn - 1)));
-    }
-    if constexpr (CK > 1) {
-      mbarrier_init(parts_read, static_cast<unsigned>(4 * kMultipliers * (CK - 1)));
-      mbarrier_init(parts_here, static_cast<unsigned>(4 * kMultipliers * (CK - 1)));
     }
     mbarrier_init_fence();
   }
@@ -357,6 +285,21 @@ __global__ void __launch_bounds__(gemm_wgmma::Tile<BM, BN>::kThreads, 1)
   const int begin = static_cast<int>(static_cast<long long>(steps) * part / CK);
   const int end = static_cast<int>(static_cast<long long>(steps) * (part + 1) / CK);
   const int group = static_cast<int>(threadIdx.x) / 128;  // the last one loads
+  float d[BN / 2];  // this lane's sums: 64 tokens x BN rows among 128 lanes
+  // Step 4: out, while the loads of the next tile go on.
+  const auto finish = [&](int unit, int first_column, int columns) {
+    int m, n;
+    gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int token = (m * cm + my_m) * BM + group * 64 + warp * 16 + lane / 4;
+    const int row = (n * cn + my_n) * BN + lane % 4 * 2;
+    const int low = first_column, high = min(od - row, first_column + columns);
+    if (epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr) {
+      gemm_wgmma_finish<BN>(d, epilogue, token, row, nt, od, low, high);
+    }
+    gemm_wgmma_store<BN>(d, out, token, row, nt, od, low, high);
+  };
+
   if (group == kMultipliers) {
     // 2. One thread asks for weights and one for tokens: of each tile for this block's share, for all blocks that need it.
     //    Those with the same rows lie side by side in the cluster, those with the same tokens cm apart. Weights do not
@@ -419,40 +362,24 @@ __global__ void __launch_bounds__(gemm_wgmma::Tile<BM, BN>::kThreads, 1)
     const bool tells = lane < cm || (lane < cm + cn && lane - cm != my_n);
     const int told = lane < cm ? (part * cn + my_n) * cm + lane : (part * cn + lane - cm) * cm + my_m;
     const std::uint32_t empty_there = shared_address_in(static_cast<unsigned>(tells ? told : rank), empty);
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     int slot = 0;
     unsigned parity = 0;
-    float d[BN / 2];  // this lane's sums: 64 tokens x BN rows among 128 lanes
     wait_for_previous_kernel();
     for (int unit = static_cast<int>(blockIdx.x) / blocks; unit < units; unit += clusters) {
       gemm_wgmma_sums<BN, T>(d, ring, full, empty_there, tells, group, end - begin, slot, parity);
-      int m, n;
-      gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
-      const int token = (m * cm + my_m) * BM + warp * 16, row = (n * cn + my_n) * BN;
-      const int low = part * kColumns, high = min(od - row, low + kColumns);
-      const bool by_rows = whole_rows && unit + clusters >= units;
-      if constexpr (CK > 1) {
-        // 4. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster then,
-        //    so that the ring is free.
-        gemm_wgmma_add_parts<BN, CK, T>(d, ring, parts_read, parts_here, part, cm * cn);
-      } else if (by_rows) {
-        named_barrier(1, 128 * kMultipliers);  // no warp reads the ring any more
-      }
-      // 5. Out. The next tile's loads go on meanwhile; after the last tile the ring is free.
-      const int my_token = token + lane / 4, right = lane % 4 * 2;
-      if (epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr) {
-        gemm_wgmma_finish<BN>(d, epilogue, my_token, row + right, nt, od, low, high - right);
-      }
-      if (by_rows) {
-        gemm_wgmma_store_rows<BN, kColumns>(d, out, ring + Parts::kInbox + warp * Rows::kWarpBytes, token,
-                                            row, nt, od, low, high);
-      } else {
-        gemm_wgmma_store<BN>(d, out, my_token, row + right, nt, od, low, high - right);
-      }
+      if constexpr (CK == 1) finish(unit, 0, BN);
     }
   }
-  __syncwarp();               // lanes that loaded have come back to their warps
-  cluster_barrier_relaxed();  // no block ends while others still arrive at its barriers
+  __syncwarp();  // lanes that loaded have come back to their warps
+  if constexpr (CK > 1) {
+    // 5. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster then, so that
+    //    the ring is free.
+    constexpr int kColumns = (BN / 8 + CK - 1) / CK * 8;
+    gemm_wgmma_add_parts<BN, CK, T>(d, ring, part, cm * cn, static_cast<int>(threadIdx.x));
+    if (group < kMultipliers) finish(static_cast<int>(blockIdx.x) / blocks, part * kColumns, kColumns);
+  } else {
+    cluster_barrier_relaxed();  // no block ends while others still arrive at its barriers
+  }
 }
 // ANCHOR_END: gemm_f16_wgmma
 
@@ -613,8 +540,7 @@ Status launch_tile(const __half* acts, const __half* weights, float* out, const 
   return launch(launch_options, gemm_f16_wgmma<BM, BN, CK>, dim3(static_cast<unsigned>(clusters * blocks)),
                 dim3(Tile<BM, BN>::kThreads), Tile<BM, BN>::kSharedBytes, stream, acts_map, weights_map, out,
                 epilogue, static_cast<int>(s.nt), static_cast<int>(s.od), steps, tiles_m, tiles_n, plan.cm,
-                plan.cn, plan.band, programmatic,
-                s.od % 4 == 0 && reinterpret_cast<std::uintptr_t>(out) % 16 == 0);
+                plan.cn, plan.band, programmatic);
 }
 
 }  // namespace gemm_wgmma

@@ -9,8 +9,8 @@
 // TRAFFIC   weights od*id*bpe B for every BN tokens, acts 2*nt*id B a block (from L2), out 4*nt*od B
 // WORK      2*nt*od*id FLOP on tensor cores; about 60 instructions for 16 rows by 32 weights
 // LOOK FOR  SASS: HMMA.16816.F32, LDSM.16.M88.4, PRMT and HFMA2; UBLKCP and LDGSTS.E.BYPASS.128; no LDL or STL
-// EXPECT    to 32 tokens and a few thousand rows half of gemm_tiles_wgmma's time; with as many rows as 7b.ffn_gate, or more
-//           tokens, no gain: 60 instructions for 288 bytes of weights are slower than memory
+// EXPECT    to 32 tokens and a few thousand rows half of gemm_tiles_wgmma's time; with as many rows as 7b.ffn_gate a tenth
+//           less, to 16 tokens; more tokens, no gain: 60 instructions for 288 bytes of weights are slower than memory
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/05-tiled-gemm/tiled_gemm.cu -o tiled_gemm
 #pragma once
 
@@ -129,7 +129,10 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // 1. Weights: a warp copies its own tiles, W of each sixteen under way. They do not depend on the kernel before this one.
   if (lane == 0) {
-    for (int i = 0; i < 2 * W; ++i) mbarrier_init(full + i, 1);
+    for (int i = 0; i < W; ++i) {
+      mbarrier_init(full + i, 1);
+      mbarrier_init(empty + i, 32);
+    }
     mbarrier_init_fence();
   }
   __syncwarp();  // barriers exist before anybody of the warp waits at them

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < NW; ++i) {
       mbarrier_init(weights_full + i, 1);
-      mbarrier_init(weights_empty + i, 4 * GROUPS);
+      mbarrier_init(weights_empty + i, Config::kMultipliers);
     }
     for (int i = 0; i < NA; ++i) {
       mbarrier_init(acts_full + i, 1);
