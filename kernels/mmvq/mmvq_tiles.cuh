@@ -3,7 +3,7 @@
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, nt 1..8; a bias or a residual added, or silu(gate) * up. Of
 //           one token also: activations that are still to be normalised, and results as int8 for the next product
 // LAYOUT    weights in tiles (tiles.cuh), acts int8 planes (tile_acts.cuh), out row-major f32 or planes
-// MAP       grid(one block a multiprocessor) block(32 W): block -> neighbouring sixteens of rows, one after the other;
+// MAP       grid(one to four blocks a multiprocessor) block(32 W): block -> neighbouring sixteens of rows, in turn;
 //           warp -> every Wth tile of the block's; rows that are few and long and make planes: cluster of 2 or 4 blocks ->
 //           the same sixteens, each a part of their tiles; lane 4g+t -> words t and t+4 of rows g and g+8
 // NEEDS     id % 32 == 0 (256 for types with blocks of 256), nt 1..8, sm_80: checked by the launcher
@@ -11,8 +11,8 @@
 // WORK      2*nt*od*id int8_op, of which the tensor cores do 8/nt times as many
 // LOOK FOR  SASS: LDGSTS.E.BYPASS.128, LDSM.16.M88.4 and IMMA.16832.S8.S8 with one token, with eight no LDSM (and
 //           IMMA.16816 for scales of 16); no LDG.128 in the loop
-// EXPECT    the read roof, or a few percent less, for hundreds of megabytes; a launch costs more than 1 us beside them.
-//           With eight tokens the scaling of 16 results a lane is the limit for types of few bits
+// EXPECT    the read roof, or a few percent less, for hundreds of megabytes; a launch costs about 1 us beside them. Types
+//           of few bits, and eight tokens with 16 results a lane to scale: the time of their instructions
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=... chapters/04-mmvq/mmvq.cu -o mmvq
 #pragma once
 
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
   //    ring of them they would be there when it is. Those that no kernel has just written are in memory, and asked for now
   //    they are in L2 then. Of short rows one block asks: many blocks would ask for the same few lines, and wait for them.
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
-  if (id > kShortRow || blockIdx.x == 0) {
+  if ((NT == 1 && id > kShortRow) || blockIdx.x == 0) {
     for (int i = static_cast<int>(threadIdx.x) * 128; i < all; i += 32 * W * 128) prefetch_l2(acts + i);
   }
   wait_for_previous_kernel();
@@ -470,25 +470,38 @@ inline constexpr int kMostRanks = 4;  ///< blocks that have the same rows
 template <class Format>
 inline constexpr Plan kFewWarps = {4, Format::kLong.tiles, 4, Format::kLong.tiles};
 
-/// For pairs of sixteens, whose results go to planes: they are few, and a block has a multiprocessor for itself.
+/// One block of a multiprocessor, which then has all of its warps at a row: where rows are few.
 template <class Format>
-inline constexpr Plan kPairs = Format::kLong.blocks == 1 ? Format::kLong : Format::kGate;
+constexpr Plan one_block() {
+  if (Format::kLong.blocks == 1) return Format::kLong;
+  constexpr int W = 16, D = 110 * 1024 / (W * tile_bytes<typename Format::Block>());
+  return {W, D, 1, D};
+}
+template <class Format>
+inline constexpr Plan kFewRows = one_block<Format>();
 
-/// What a block is made of, by the length of a row and the shared memory that a block may have. It decides the order of
-/// additions, so it must not depend on nt.
-/// @param pairs whether results go to planes as well, which those of one token do
+/// Rows of a launch as far as its blocks depend on them. They decide the order of additions, so nothing here may depend on nt.
+struct Rows {
+  long long id;
+  bool pairs;  ///< whether results go to planes
+  bool many;   ///< whether there are several sixteens for each multiprocessor
+};
+
+/// What a block is made of, by its rows and the shared memory that it may have.
 template <class Format, bool SWIGLU>
-constexpr Plan plan_of(long long id, bool pairs, std::size_t limit) {
+constexpr Plan plan_of(Rows rows, std::size_t limit) {
   const auto fits = [&]<Plan P>() {
     constexpr int NT = tile_acts::kMostTokens, W = P.warps;
-    return ring_bytes<Format>(P) + staged_bytes<1>(id) + fixed_bytes<1, W>() <= limit &&
+    return ring_bytes<Format>(P) + staged_bytes<1>(rows.id) + fixed_bytes<1, W>() <= limit &&
            ring_bytes<Format>(plan_for<NT>(P)) + fixed_bytes<NT, W>() <= limit;
   };
   constexpr Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
-  if (pairs && !SWIGLU)
-    return fits.template operator()<kPairs<Format>>() ? kPairs<Format> : kFewWarps<Format>;
-  if (id <= kShortRow && fits.template operator()<kShort>()) return kShort;
-  if (id > kShortRow && fits.template operator()<Format::kLong>()) return Format::kLong;
+  // Those of a launch without a gate keep their bits whatever others there are: however many they are, but for pairs, whose
+  // order of additions is their own.
+  const bool few = SWIGLU ? !rows.many : rows.pairs;
+  if (few && fits.template operator()<kFewRows<Format>>()) return kFewRows<Format>;
+  if (!few && rows.id <= kShortRow && fits.template operator()<kShort>()) return kShort;
+  if (!few && rows.id > kShortRow && fits.template operator()<Format::kLong>()) return Format::kLong;
   return kFewWarps<Format>;
 }
 
@@ -570,14 +583,15 @@ Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stre
                          std::to_string(nt));
   }
   constexpr Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
-  const Plan plan = plan_of<Format, SWIGLU>(id, parts.planes != nullptr, shared_memory_limit());
+  const bool many = parts.first[1] >= 4 * multiprocessor_count();
+  const Plan plan = plan_of<Format, SWIGLU>({id, parts.planes != nullptr, many}, shared_memory_limit());
   const auto go = [&]<int NT>() {
     if (plan == kShort)
       return launch_parts<Format, NT, kShort, SWIGLU>(parts, acts, nt, id, stream, programmatic);
     if (plan == Format::kLong)
       return launch_parts<Format, NT, Format::kLong, SWIGLU>(parts, acts, nt, id, stream, programmatic);
-    if (NT == 1 && !SWIGLU && plan == kPairs<Format>)
-      return launch_parts<Format, 1, kPairs<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    if (plan == kFewRows<Format>)
+      return launch_parts<Format, NT, kFewRows<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
     return launch_parts<Format, NT, kFewWarps<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
   };
   return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();

@@ -110,22 +110,21 @@ void check_shared(long long id, std::size_t limit) {
 }
 
 template <class Format, bool SWIGLU>
-void check_plan(long long id, bool pairs, std::size_t limit) {
-  constexpr tiles::Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
-  const tiles::Plan plan = tiles::plan_of<Format, SWIGLU>(id, pairs, limit);
-  const tiles::Plan wanted = pairs && !SWIGLU         ? tiles::kPairs<Format>
-                             : id <= tiles::kShortRow ? kShort
-                                                      : Format::kLong;
+void check_plan(tiles::Rows rows, std::size_t limit) {
+  constexpr tiles::Plan kShort = SWIGLU ? Format::kGate : Format::kShort, kFew = tiles::kFewRows<Format>;
+  const tiles::Plan plan = tiles::plan_of<Format, SWIGLU>(rows, limit);
+  const bool few = SWIGLU ? !rows.many : rows.pairs;
+  const tiles::Plan wanted = few ? kFew : rows.id <= tiles::kShortRow ? kShort : Format::kLong;
   CHECK((plan == wanted || plan == tiles::kFewWarps<Format>));
   if (limit == 227UL * 1024) CHECK(plan == wanted);
   if (plan == kShort) {
-    check_shared<Format, kShort>(id, limit);
+    check_shared<Format, kShort>(rows.id, limit);
   } else if (plan == Format::kLong) {
-    check_shared<Format, Format::kLong>(id, limit);
-  } else if (plan == tiles::kPairs<Format>) {
-    check_shared<Format, tiles::kPairs<Format>>(id, limit);
+    check_shared<Format, Format::kLong>(rows.id, limit);
+  } else if (plan == kFew) {
+    check_shared<Format, kFew>(rows.id, limit);
   } else {
-    check_shared<Format, tiles::kFewWarps<Format>>(id, limit);
+    check_shared<Format, tiles::kFewWarps<Format>>(rows.id, limit);
   }
 }
 
@@ -142,8 +141,10 @@ TEST_CASE("every layer of every model fits the shared memory of GPUs with little
                   CAPTURE(l.name);
                   CAPTURE(limit);
                   for (const bool pairs : {false, true}) {
-                    check_plan<Format, false>(l.id, pairs, limit);
-                    check_plan<Format, true>(l.id, pairs, limit);
+                    for (const bool many : {false, true}) {
+                      check_plan<Format, false>({l.id, pairs, many}, limit);
+                      check_plan<Format, true>({l.id, pairs, many}, limit);
+                    }
                   }
                 }
               }
