@@ -92,6 +92,7 @@ scripts/ladder record 08 "${options[@]}" --time-limit-ms 25
 # Whole models: every kind of tile, float weights, how much a filled cache costs, and how long loading takes.
 scripts/ladder engine 0.5b:Q4_0 0.5b:Q4_K_M 0.5b:Q8_0 0.5b:F16 7b:Q4_0 7b:Q4_K_M 7b:Q8_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
 scripts/ladder engine 0.5b:Q4_0 7b:Q4_K_M "$@" --on gpu --runs "$runs" -p 0 -n 128 -d 512,4096
+scripts/ladder engine data/models/tales-f16.gguf data/models/tales-f16.gguf:Q4_0 "$@" --on gpu --runs "$runs" -p 512 -n 128
 scripts/ladder engine 7b:Q4_K_M "$@" --on gpu --runs "$runs" --load -r 3
 
 # Where kernels overtake each other, and what each switch is worth.
