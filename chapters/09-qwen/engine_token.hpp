@@ -35,8 +35,7 @@ class WholeToken {
   WholeToken(const Model& model, const DeviceMatmul& matmul, int context, const Memory& memory)
       : blocks_(token_blocks()),
         layers_(model.layers.size(), "layers of the token kernel"),
-        packets_(token_packets(model.hp.embedding_length, model.hp.feed_forward_length, model.hp.kv_length(),
-                               blocks_),
+        packets_(token_packets(shape(model, context).heads, model.hp.feed_forward_length, blocks_),
                  "packets of the token kernel"),
         layer_type_(model.layers[0].attn_q->type),
         head_type_(model.output->type),

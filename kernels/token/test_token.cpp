@@ -131,7 +131,7 @@ struct SmallModel {
         values(keys.size(), "values"),
         logits(static_cast<std::size_t>(s.vocabulary), "logits"),
         ids(16, "ids"),
-        packets(token_packets(embedding, s.feed_forward, s.heads.kv_length(), token_blocks()), "packets") {
+        packets(token_packets(s.heads, s.feed_forward, token_blocks()), "packets") {
     const int kv = s.heads.kv_length();
     unsigned seed = 100;
     const auto matrix = [&](long long od, long long id) {
@@ -323,7 +323,8 @@ TEST_CASE("logits are those of float64 at every length of the cache, for all typ
     CAPTURE(info(size.head_type).name);
     CAPTURE(size.heads.head_dim);
     const bool first = size.heads.heads == 2 && size.heads.head_dim == 64;
-    for (const int position : first ? std::vector{0, 1, 7, 8, 9, 127, 130, 513, 699} : std::vector{0, 300}) {
+    for (const int position :
+         first ? std::vector{0, 1, 7, 8, 9, 127, 130, 513, 699} : std::vector{0, 300, 600}) {
       CAPTURE(position);
       const SmallModel::Result got = m.run(11 + position % 30, position);
       CHECK(distance(got.logits, m.reference(11 + position % 30, position)) < kMostDistance);
@@ -341,17 +342,21 @@ TEST_CASE("the bound sees a key that is left out") {
 
 TEST_CASE("several tokens of a launch are those of a launch each, and their keys are kept") {
   SmallModel m(small(WeightType::q4_0, WeightType::q8_0, {2, 1, 64}));
-  const SmallModel::Result together = m.run(4, 9, 4);
-  m.fill_cache();
-  int token = 4;
-  std::vector<float> logits;
-  for (int n = 0; n < 4; ++n) {
-    const SmallModel::Result one = m.run(token, 9 + n);
-    token = one.ids[0];
-    CHECK(token == together.ids[static_cast<std::size_t>(n)]);
-    logits = one.logits;
+  for (const int first : {9, token::kDeep - 2}) {
+    CAPTURE(first);
+    m.fill_cache();
+    const SmallModel::Result together = m.run(4, first, 4);
+    m.fill_cache();
+    int token = 4;
+    std::vector<float> logits;
+    for (int n = 0; n < 4; ++n) {
+      const SmallModel::Result one = m.run(token, first + n);
+      token = one.ids[0];
+      CHECK(token == together.ids[static_cast<std::size_t>(n)]);
+      logits = one.logits;
+    }
+    CHECK(same_bits(together.logits, logits));
   }
-  CHECK(same_bits(together.logits, logits));
 }
 
 TEST_CASE("bits do not depend on the number of blocks") {
@@ -401,6 +406,9 @@ TEST_CASE("what the kernel does not take is refused with the reason") {
   CHECK(says([](TokenProgram& p) {
           p.heads = {3, 2, 64};
         }) == "token_kernel: heads must be a multiple of kv_heads, and all of them as long as the embedding");
+  CHECK(says([](TokenProgram& p) {
+          p.heads = {18, 2, 64}, p.embedding = 18 * 64;
+        }) == "token_kernel: at most 8 heads may share keys, not 9");
   CHECK(says([](TokenProgram& p) { p.feed_forward = 100; }) ==
         "token_kernel: rows must be whole blocks, of 32 at least, not 100");
   CHECK(says([](TokenProgram& p) { p.position = p.context; }) ==

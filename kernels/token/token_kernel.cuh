@@ -39,6 +39,7 @@
 #include "kernels/mmvq/tile_acts.cuh"
 #include "kernels/mmvq/tiles.cuh"
 #include "kernels/quant/dequantize.cuh"
+#include "kernels/token/attend.cuh"
 #include "kernels/token/exchange.cuh"
 
 namespace ladder {
@@ -51,6 +52,7 @@ inline constexpr int kMostPieces = 192,
                      kMostLoads = 512;  ///< runs of tiles of a block, and copies that bring them
 inline constexpr int kGateUnits = 2;    ///< pairs of sixteens of gate and up, summed up together
 inline constexpr int kTurns = 8;        ///< sixteens of other matrices, summed up together
+inline constexpr int kDeep = 512;       ///< position from which on all blocks share attention
 static_assert(4 * kGateUnits <= kTurns && 128 / tiles::kRows <= kTurns);
 
 enum Matrix : int { kQ, kK, kV, kOutput, kGate, kUp, kDown, kMatrices };  ///< kMatrices: the head
@@ -111,15 +113,17 @@ namespace token {
 
 /// What blocks send each other: where each kind of row begins in TokenProgram::packets.
 struct Rows {
-  int x, between, keys, mixed, gated, best, end;
-  Rows(int embedding, int feed_forward, int kv_length, int blocks)
+  int x, between, queries, keys, mixed, gated, best, partial, end;
+  Rows(const HeadShape& heads, int feed_forward, int blocks)
       : x(0),
-        between(embedding / tiles::kRows * kFloatPackets),
-        keys(2 * between),  // and values
-        mixed(keys + 2 * (kv_length / tiles::kRows) * kFloatPackets),
-        gated(mixed + embedding / 32 * kBlockPackets),
+        between(heads.q_length() / tiles::kRows * kFloatPackets),
+        queries(2 * between),
+        keys(3 * between),  // and values
+        mixed(keys + 2 * (heads.kv_length() / tiles::kRows) * kFloatPackets),
+        gated(mixed + heads.q_length() / 32 * kBlockPackets),
         best(gated + feed_forward / 32 * kBlockPackets),
-        end(best + blocks) {}
+        partial(best + blocks),
+        end(partial + attend_packets(heads, blocks)) {}
 };
 
 /// How work is divided over blocks.
@@ -178,6 +182,7 @@ struct alignas(16) Fixed {
   unsigned long long best[kWarps];
   float root;
   Range own;
+  AttendArgs attention;
   // This block's work, in its order: batches are summed up together, pieces multiplied one after the other.
   Batch batch[kMostPieces];
   Piece piece[kMostPieces];
@@ -264,8 +269,9 @@ inline Layout::Layout(const TokenProgram& p, int blocks, std::size_t limit) {
   row = zeros + tiles::Columns::kZeros;
   mixed = row + planes(p.embedding);
   gated = mixed + planes(p.embedding);
-  sums = gated + planes(p.feed_forward);
-  squares = sums + 2 * kTurns * kWarps * tiles::kRows * 4;
+  sums = (gated + planes(p.feed_forward) + 15) / 16 * 16;
+  squares = sums + std::max(2 * kTurns * kWarps * tiles::kRows * 4,
+                            head_dim == 64 ? Attend<64>::kScratchBytes : Attend<128>::kScratchBytes);
   residual = (squares + p.embedding / 32 * 4 + 15) / 16 * 16;
   attention = residual + owned * tiles::kRows * 4;
   layers = (attention + (2 * head_dim + kWarps * head_dim + (kWarps + 1) * (2 + head_dim / 32)) * 4 + 15) /
@@ -273,6 +279,13 @@ inline Layout::Layout(const TokenProgram& p, int blocks, std::size_t limit) {
   ring = (layers + p.layer_count * static_cast<int>(sizeof(LayerWeights)) + 127) / 128 * 128;
   const long long room = static_cast<long long>(limit) - ring;
   places = static_cast<int>(std::max(0LL, std::min<long long>(kMostPlaces, room / kPlaceBytes)));
+}
+
+/// Attention of many positions: a function of its own, whose registers others do not have to leave free.
+template <int HEAD_DIM>
+[[gnu::noinline]] __device__ void attend_together(const AttendArgs& args) {
+  Meeting all{};
+  Attend<HEAD_DIM>{args}.finish(all);
 }
 
 /// One block of the grid, at work.
@@ -431,10 +444,10 @@ struct Worker {
       if (row == nullptr) {
         x = embedded(id, i);
       } else {
-        const Packet* const from = row + i / 2;
-        Packet a = load_packet(from), c = load_packet(from + 1);
-        a = wait_packet(from, a, step);
-        c = wait_packet(from + 1, c, step);
+        Packet got[2];
+        wait_packets(
+            got, [&](int k) { return row + i / 2 + k; }, step);
+        const Packet &a = got[0], &c = got[1];
         x = make_float4(__uint_as_float(a.word[0]), __uint_as_float(a.word[1]), __uint_as_float(c.word[0]),
                         __uint_as_float(c.word[1]));
       }
@@ -490,11 +503,15 @@ struct Worker {
       if (j < 2) *reinterpret_cast<unsigned*>(to + tile_acts::scale_at(b, 0, 1, id) + 4 * j) = packet.word[2];
     };
 #pragma unroll 1
-    for (int i = thread; i < n; i += 2 * kThreads) {
-      const bool two = i + kThreads < n;
-      const Packet a = load_packet(row + i), b = two ? load_packet(row + i + kThreads) : Packet{};
-      put(wait_packet(row + i, a, step), i);
-      if (two) put(wait_packet(row + i + kThreads, b, step), i + kThreads);
+    for (int i0 = 32 * warp; i0 < n; i0 += 2 * kThreads) {
+      const int i = i0 + lane;
+      Packet got[2];
+      wait_packets(
+          got,
+          [&](int k) -> const Packet* { return i + k * kThreads < n ? row + i + k * kThreads : nullptr; },
+          step);
+      if (i < n) put(got[0], i);
+      if (i + kThreads < n) put(got[1], i + kThreads);
     }
     __syncthreads();  // planes are there
   }
@@ -513,10 +530,15 @@ struct Worker {
                    {{__float_as_uint(x), __float_as_uint(next), 0u}, step});
   }
 
-  /// Sums of a sixteen of k's or v's rows go to all that have heads of their group.
-  __device__ __forceinline__ void send_keys(const Batch& of, unsigned step) const {
+  /// What is added to a lane's row of a sixteen of k, then v.
+  __device__ __forceinline__ float key_bias(const Batch& of, const LayerWeights& w) const {
+    const int of_keys = p.heads.kv_length() / tiles::kRows;
+    return w.bias[of.first < of_keys ? 1 : 2][of.first % of_keys * tiles::kRows + lane % tiles::kRows];
+  }
+  /// Rows of a sixteen of k or v go to all that have heads of their group.
+  __device__ __forceinline__ void send_keys(const Batch& of, float bias, unsigned step) const {
     if (warp > 0) return;
-    const float x = lane < tiles::kRows ? sum_of(0, lane, plan.row_steps) * fixed.root : 0.0f;
+    const float x = lane < tiles::kRows ? sum_of(0, lane, plan.row_steps) * fixed.root + bias : 0.0f;
     const float next = __shfl_xor_sync(kAllLanes, x, 1);
     if (lane < tiles::kRows && lane % 2 == 0)
       store_packet(p.packets + plan.rows.keys + of.first * kFloatPackets + lane / 2,
@@ -652,24 +674,53 @@ struct Worker {
     }
   };
 
-  /// What is added to a thread's rows of q, or to those of a lane of the last warps of k and v.
-  struct Mine {
-    float2 bias[HEAD_DIM / 64];
-  };
-  __device__ __forceinline__ void take_bias(Mine& mine, const LayerWeights& w, int h) const {
-    const int group = p.heads.heads / p.heads.kv_heads;
-    if (thread < HEAD_DIM / 2) {
-      const float* const from = w.bias[0] + h * HEAD_DIM + thread;
-      mine.bias[0] = make_float2(from[0], from[HEAD_DIM / 2]);
-    } else if (warp >= kWarps - 2) {
-      const float* const from = w.bias[warp == kWarps - 1 ? 1 : 2] + h / group * HEAD_DIM + 2 * lane;
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM / 64; ++n) mine.bias[n] = make_float2(from[64 * n], from[64 * n + 1]);
-    }
+  /// What is added to a thread's rows of q.
+  __device__ __forceinline__ float2 query_bias(const LayerWeights& w, int h) const {
+    if (thread >= HEAD_DIM / 2) return make_float2(0.0f, 0.0f);
+    const float* const from = w.bias[0] + h * HEAD_DIM + thread;
+    return make_float2(from[0], from[HEAD_DIM / 2]);
   }
+  /// A thread's two rows of q, half a head apart.
+  __device__ __forceinline__ float2 query(const float2& bias) const {
+    constexpr int HALF = HEAD_DIM / 2;
+    return make_float2(
+        sum_of(thread / tiles::kRows, thread % tiles::kRows, plan.row_steps) * fixed.root + bias.x,
+        sum_of((thread + HALF) / tiles::kRows, thread % tiles::kRows, plan.row_steps) * fixed.root + bias.y);
+  }
+  /// Head h's q to all blocks.
+  __device__ __forceinline__ void send_query(int h, const float2& bias, unsigned step) const {
+    constexpr int HALF = HEAD_DIM / 2;
+    if (thread >= HALF) return;
+    const float2 own = query(bias);
+    const float low = __shfl_xor_sync(kAllLanes, own.x, 1), high = __shfl_xor_sync(kAllLanes, own.y, 1);
+    if (lane % 2 != 0) return;
+    Packet* const to = p.packets + plan.rows.queries + (h * HEAD_DIM + thread) / 2;
+    store_packet(to, {{__float_as_uint(own.x), __float_as_uint(low), 0u}, step});
+    store_packet(to + HALF / 2, {{__float_as_uint(own.y), __float_as_uint(high), 0u}, step});
+  }
+  /// What all blocks need for a layer's attention of many positions.
+  __device__ __forceinline__ AttendArgs attention(int l, int position, unsigned step) const {
+    const long long of_layer = static_cast<long long>(l) * p.context * p.heads.kv_length();
+    const Packet* const keys = p.packets + plan.rows.keys;
+    return {p.heads,
+            position,
+            blocks,
+            block,
+            p.keys + of_layer,
+            p.values + of_layer,
+            p.packets + plan.rows.queries,
+            keys,
+            keys + p.heads.kv_length() / 2,
+            p.packets + plan.rows.mixed,
+            p.packets + plan.rows.partial,
+            fixed.angle,
+            shared + plan.at.sums,
+            step};
+  }
+
   /// Head h of this token, whose rows' sums are there: to all that own rows of x.
   /// @param some the first positions of a warp, where one time is enough for all
-  __device__ __forceinline__ void attend(int l, int h, int position, const Rows8<1>& some, const Mine& mine,
+  __device__ __forceinline__ void attend(int l, int h, int position, const Rows8<1>& some, const float2& bias,
                                          unsigned step) const {
     constexpr int HALF = HEAD_DIM / 2;
     const int group = p.heads.heads / p.heads.kv_heads;
@@ -687,15 +738,11 @@ struct Worker {
 
     // 1. A thread two rows of q, which it turns.
     if (thread < HALF) {
-      const float low = sum_of(thread / tiles::kRows, thread % tiles::kRows, plan.row_steps) * fixed.root +
-                        mine.bias[0].x,
-                  high = sum_of((thread + HALF) / tiles::kRows, thread % tiles::kRows, plan.row_steps) *
-                             fixed.root +
-                         mine.bias[0].y;
+      const float2 own = query(bias);
       constexpr float SCALE = HEAD_DIM == 64 ? 1.44269504f / 8.0f : 1.44269504f / 11.3137085f;
       const float2 angle = fixed.angle[thread];
-      q[thread] = (low * angle.x - high * angle.y) * SCALE;
-      q[thread + HALF] = (high * angle.x + low * angle.y) * SCALE;
+      q[thread] = (own.x * angle.x - own.y * angle.y) * SCALE;
+      q[thread + HALF] = (own.y * angle.x + own.x * angle.y) * SCALE;
     }
     // And the new position's k and v, which other blocks send, by a warp each. One of the heads of a group stores them.
     constexpr int N = HEAD_DIM / 64;  // packets of a lane: elements 2 lane and 2 lane + 1 of every 64
@@ -710,8 +757,7 @@ struct Worker {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         packet[n] = wait_packet(row + 32 * n, packet[n], step);
-        fresh[n] = make_float2(__uint_as_float(packet[n].word[0]) + mine.bias[n].x,
-                               __uint_as_float(packet[n].word[1]) + mine.bias[n].y);
+        fresh[n] = make_float2(__uint_as_float(packet[n].word[0]), __uint_as_float(packet[n].word[1]));
       }
       __syncwarp();  // lanes have waited each for itself
       if (is_k) {
@@ -857,7 +903,6 @@ struct Worker {
         const int angle = position * (HEAD_DIM / 2) + thread;
         fixed.angle[thread] = make_float2(p.cosines[angle], p.sines[angle]);
       }
-      Mine mine{};
       const bool last = n + 1 == p.tokens;
       unsigned long long best = 0;
 
@@ -870,14 +915,21 @@ struct Worker {
         const LayerWeights& w = layer(l);
         ++step;
         piece = side = 0;
+        const bool deep = position >= kDeep;
         if (attends) {
-          if (has(kAttention)) take_bias(mine, w, fixed.batch[fixed.begin[kAttention]].first);
+          float of_key = 0.0f;
+          float2 of_query = make_float2(0.0f, 0.0f);
+          int key_batch = fixed.begin[kKeyRows];
+          if (has(kKeyRows)) of_key = key_bias(fixed.batch[key_batch], w);
+          if (has(kAttention)) of_query = query_bias(w, fixed.batch[fixed.begin[kAttention]].first);
           take_x(l > 0 ? x : nullptr, step - 1, w.attn_norm, id, norm_from(l, false));
-          batches<LayerFormat>(kKeyRows, plan.row_steps, plan.at.row, p.embedding,
-                               [&](const Batch& of) { send_keys(of, step); });
+          batches<LayerFormat>(kKeyRows, plan.row_steps, plan.at.row, p.embedding, [&](const Batch& of) {
+            send_keys(of, of_key, step);
+            if (++key_batch < fixed.begin[kAttention]) of_key = key_bias(fixed.batch[key_batch], w);
+          });
           for (int b = fixed.begin[kAttention]; b < fixed.begin[kOutputRows]; ++b) {
             const int h = fixed.batch[b].first;
-            if (b > fixed.begin[kAttention]) take_bias(mine, w, h);
+            if (b > fixed.begin[kAttention]) of_query = query_bias(w, h);
             Rows8<1> some;
             if (position <= 8 * kWarps) {
               const long long cached =
@@ -885,11 +937,21 @@ struct Worker {
               some.load(p.keys + cached, p.values + cached, 8 * warp, position, p.heads.kv_length(), lane);
             }
             multiply_batch<LayerFormat>(fixed.batch[b], plan.row_steps, plan.at.row, p.embedding, false);
-            attend(l, h, position, some, mine, step);
+            if (deep) {
+              send_query(h, of_query, step);
+            } else {
+              attend(l, h, position, some, of_query, step);
+            }
             if (warp == kWarps - 1) fill();
             used = 0;
             side ^= 1;
           }
+        }
+        if (deep) {
+          if (thread == 0) fixed.attention = attention(l, position, step);
+          __syncthreads();  // arguments are there, and sums are read
+          attend_together<HEAD_DIM>(fixed.attention);
+          __syncthreads();  // sums' memory is free
         }
         if (has(kOutputRows)) {
           take_codes(p.packets + plan.rows.mixed, step, plan.at.mixed, p.embedding);
@@ -1003,7 +1065,7 @@ Plan make_plan(const TokenProgram& p, int blocks, std::size_t limit) {
   };
   return {p,
           Division(p, blocks),
-          Rows(p.embedding, p.feed_forward, p.heads.kv_length(), blocks),
+          Rows(p.heads, p.feed_forward, blocks),
           Layout(p, blocks, limit),
           steps(LayerFormat{}, p.embedding),
           steps(LayerFormat{}, p.feed_forward),
@@ -1026,8 +1088,8 @@ Status with_formats(WeightType layers, WeightType head, F&& f) {
 /// Blocks of a launch.
 inline int token_blocks() { return kDeviceExecutor == Executor::gpu ? multiprocessor_count() : 1; }
 /// Elements of TokenProgram::packets.
-inline std::size_t token_packets(int embedding, int feed_forward, int kv_length, int blocks) {
-  return static_cast<std::size_t>(token::Rows(embedding, feed_forward, kv_length, blocks).end);
+inline std::size_t token_packets(const HeadShape& heads, int feed_forward, int blocks) {
+  return static_cast<std::size_t>(token::Rows(heads, feed_forward, blocks).end);
 }
 /// What TokenProgram::step grows by.
 inline unsigned token_steps(const TokenProgram& p) {
@@ -1049,6 +1111,9 @@ inline Status token_supported(WeightType layers, WeightType head, const TokenPro
     return refuse("head_dim must be 64 or 128, not " + std::to_string(h.head_dim));
   if (h.kv_heads < 1 || h.heads < 1 || h.heads % h.kv_heads != 0 || h.q_length() != p.embedding)
     return refuse("heads must be a multiple of kv_heads, and all of them as long as the embedding");
+  if (h.heads / h.kv_heads > token::kAttendHeads)
+    return refuse("at most " + std::to_string(token::kAttendHeads) + " heads may share keys, not " +
+                  std::to_string(h.heads / h.kv_heads));
   for (const int n : {p.embedding, p.feed_forward}) {
     if (n < 32 || n % std::max(32, info(layers).block_elems) != 0 ||
         p.embedding % info(head).block_elems != 0)
