@@ -247,7 +247,7 @@ struct FiveBitRaw : NibbleRaw<NT, Scales, 1280> {
 // ANCHOR: tile_q5_0
 struct TileQ5_0 : TileQ4_0 {
   using Block = BlockQ5_0;
-  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 5}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 5, 3, 4}, kLong = {16, 5, 1, 5}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 16;
   static constexpr bool kPlaced = false;
   template <int NT>
@@ -425,7 +425,7 @@ struct TileQ4_K : PlainCodes {
 // ANCHOR: tile_q5_k
 struct TileQ5_K : TileQ4_K {
   using Block = BlockQ5_K;
-  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {16, 3, 1, 2}, kGate = {8, 4, 2, 4};
+  static constexpr Plan kShort = {8, 4, 2, 3}, kLong = {16, 3, 1, 2}, kGate = {8, 4, 2, 4};
   template <int NT>
   struct Raw {
     uint4 w[4], head[2];
@@ -528,7 +528,7 @@ struct TileQ6_K : PlainCodes {
 // ANCHOR: tile_q2_k
 struct TileQ2_K : PlainCodes {
   using Block = BlockQ2_K;
-  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 2}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 5, 3, 1}, kLong = {16, 5, 1, 2}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
