@@ -111,32 +111,29 @@ __device__ __forceinline__ void gemm_wgmma_sums(float (&d)[BN / 2], const unsign
 // ANCHOR_END: gemm_f16_wgmma_multiply
 
 // ANCHOR: gemm_f16_wgmma_parts
-/// Adds up the parts of k of a cluster, for all threads of its blocks: part p gets columns [p * slice, (p + 1) * slice) of
-/// the tile, in groups of eight, from all parts. Its other registers are of no use to it afterwards.
+/// Adds up the parts of k of a cluster: part p gets columns [p * slice, (p + 1) * slice) of the tile, in groups of
+/// eight, from all parts. Its other registers are of no use to it afterwards.
 /// @param apart blocks between two parts of a tile
-/// @param inbox shared memory that nobody needs any more once all have come here, [CK][slice][threads that multiply] float4
-/// @param thread of the block; those that multiply come first, and only these have sums
+/// @param inbox shared memory that nobody needs any more, [CK][slice][threads that multiply] float4
+/// @param thread of these
 template <int BN, int CK, class T>
 __device__ __forceinline__ void gemm_wgmma_add_parts(float (&d)[BN / 2], unsigned char* inbox, int part,
                                                      int apart, int thread) {
   constexpr int kSenders = 128 * T::kMultipliers, kSlice = (BN / 8 + CK - 1) / CK;
   static_assert(CK * kSlice * kSenders * 16 <= T::kStages * T::kStageBytes);
   cluster_barrier_relaxed();  // every block of the cluster is done with its ring
-  if (thread < kSenders) {
-    const unsigned me = cluster_block() % static_cast<unsigned>(apart);
+  const unsigned me = cluster_block() % static_cast<unsigned>(apart);
 #pragma unroll
-    for (int owner = 0; owner < CK; ++owner) {
-      const std::uint32_t there = shared_address_in(static_cast<unsigned>(owner * apart) + me, inbox) +
-                                  static_cast<std::uint32_t>((part * kSlice * kSenders + thread) * 16);
+  for (int owner = 0; owner < CK; ++owner) {
+    const std::uint32_t there = shared_address_in(static_cast<unsigned>(owner * apart) + me, inbox) +
+                                static_cast<std::uint32_t>((part * kSlice * kSenders + thread) * 16);
 #pragma unroll
-      for (int g = owner * kSlice; g < min((owner + 1) * kSlice, BN / 8); ++g) {
-        store_at(there + static_cast<std::uint32_t>((g - owner * kSlice) * kSenders * 16),
-                 make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]));
-      }
+    for (int g = owner * kSlice; g < min((owner + 1) * kSlice, BN / 8); ++g) {
+      store_at(there + static_cast<std::uint32_t>((g - owner * kSlice) * kSenders * 16),
+               make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]));
     }
   }
   cluster_barrier();  // all parts are here
-  if (thread >= kSenders) return;
   const float4* in = reinterpret_cast<const float4*>(inbox) + thread;
 #pragma unroll
   for (int g = 0; g < BN / 8; ++g) {
@@ -285,20 +282,6 @@ __global__ void __launch_bounds__(gemm_wgmma::Tile<BM, BN>::kThreads, 1)
   const int begin = static_cast<int>(static_cast<long long>(steps) * part / CK);
   const int end = static_cast<int>(static_cast<long long>(steps) * (part + 1) / CK);
   const int group = static_cast<int>(threadIdx.x) / 128;  // the last one loads
-  float d[BN / 2];  // this lane's sums: 64 tokens x BN rows among 128 lanes
-  // Step 4: out, while the loads of the next tile go on.
-  const auto finish = [&](int unit, int first_column, int columns) {
-    int m, n;
-    gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-    const int token = (m * cm + my_m) * BM + group * 64 + warp * 16 + lane / 4;
-    const int row = (n * cn + my_n) * BN + lane % 4 * 2;
-    const int low = first_column, high = min(od - row, first_column + columns);
-    if (epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr) {
-      gemm_wgmma_finish<BN>(d, epilogue, token, row, nt, od, low, high);
-    }
-    gemm_wgmma_store<BN>(d, out, token, row, nt, od, low, high);
-  };
 
   if (group == kMultipliers) {
     // 2. One thread asks for weights and one for tokens: of each tile for this block's share, for all blocks that need it.
@@ -354,32 +337,49 @@ __global__ void __launch_bounds__(gemm_wgmma::Tile<BM, BN>::kThreads, 1)
       // The next kernel may start where a block ends. Not sooner: its weights would be in the way of these loads.
       allow_next_kernel();
     }
+    __syncwarp();  // lanes that loaded have come back to their warps
+    if constexpr (CK > 1) {
+      // Those of gemm_wgmma_add_parts. Nothing was written here: a fence of the whole GPU would only take time.
+      cluster_barrier_relaxed();
+      cluster_barrier_relaxed();
+    }
   } else {
     // 3. Two groups of four warps multiply. When a warp is done with a stage, its lanes tell the blocks that write
     //    there: those that share its rows, and those that share its tokens.
     if constexpr (T::kMoves) registers_increase<232>();
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32 % 4, lane = thread % 32;
     const bool tells = lane < cm || (lane < cm + cn && lane - cm != my_n);
     const int told = lane < cm ? (part * cn + my_n) * cm + lane : (part * cn + lane - cm) * cm + my_m;
     const std::uint32_t empty_there = shared_address_in(static_cast<unsigned>(tells ? told : rank), empty);
     int slot = 0;
     unsigned parity = 0;
+    float d[BN / 2];  // this lane's sums: 64 tokens x BN rows among 128 lanes
     wait_for_previous_kernel();
     for (int unit = static_cast<int>(blockIdx.x) / blocks; unit < units; unit += clusters) {
       gemm_wgmma_sums<BN, T>(d, ring, full, empty_there, tells, group, end - begin, slot, parity);
-      if constexpr (CK == 1) finish(unit, 0, BN);
+      int m, n;
+      gemm_wgmma_place(unit, tiles_m, tiles_n, band, m, n);
+      const int token = (m * cm + my_m) * BM + group * 64 + warp * 16 + lane / 4;
+      const int row = (n * cn + my_n) * BN + lane % 4 * 2;
+      int low = 0, high = od - row;
+      if constexpr (CK > 1) {
+        // 4. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster then,
+        //    so that the ring is free.
+        constexpr int kColumns = (BN / 8 + CK - 1) / CK * 8;
+        gemm_wgmma_add_parts<BN, CK, T>(d, ring, part, cm * cn, thread);
+        low = part * kColumns;
+        high = min(high, low + kColumns);
+      }
+      // 5. Out, while the loads of the next tile go on.
+      if (epilogue.bias != nullptr || epilogue.residual != nullptr || epilogue.row_scale != nullptr) {
+        gemm_wgmma_finish<BN>(d, epilogue, token, row, nt, od, low, high);
+      }
+      gemm_wgmma_store<BN>(d, out, token, row, nt, od, low, high);
     }
   }
-  __syncwarp();  // lanes that loaded have come back to their warps
-  if constexpr (CK > 1) {
-    // 5. Parts of k: each block of the cluster adds up its share of the columns. There is one tile a cluster then, so that
-    //    the ring is free.
-    constexpr int kColumns = (BN / 8 + CK - 1) / CK * 8;
-    gemm_wgmma_add_parts<BN, CK, T>(d, ring, part, cm * cn, static_cast<int>(threadIdx.x));
-    if (group < kMultipliers) finish(static_cast<int>(blockIdx.x) / blocks, part * kColumns, kColumns);
-  } else {
-    cluster_barrier_relaxed();  // no block ends while others still arrive at its barriers
-  }
+  // No block ends while others still arrive at its barriers. One place for all warps, as this is the block's own barrier
+  // where a cluster is one block.
+  if constexpr (CK == 1) cluster_barrier_relaxed();
 }
 // ANCHOR_END: gemm_f16_wgmma
 
