@@ -270,9 +270,9 @@ class DeviceEngine final : public Engine {
   }
   /// Whether the kernel for one token takes these heads; others rotate, store and attend in two launches.
   [[nodiscard]] bool one_launch_attends() const { return attention_decode_supported<KV>(heads_).ok(); }
-  /// Whether a token at `position` attends to more positions than are one piece. Those that do not are launches of their
-  /// own, without the blocks that would have nothing to do.
-  [[nodiscard]] bool is_deep(int position) const { return position >= attention_.alone; }
+  /// Whether a token at `position` attends to many positions. Few are a launch of their own, without the blocks that would
+  /// have nothing to do.
+  [[nodiscard]] bool is_deep(int position) const { return position >= attention_.few; }
   /// Whether launches for one token are the fused ones: all matrices tiles, or multiplied with f32 activations.
   [[nodiscard]] bool fused_one() const {
     const auto other = [this](const gguf::Tensor* t) {

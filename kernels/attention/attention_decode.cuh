@@ -3,16 +3,18 @@
 // COMPUTES  with p = *position: keys[p] = rotated k, values[p] = v, and for every head h, g = h / (heads/kv_heads),
 //           out[h] = sum over i <= p of softmax_i(rotated q[h] . keys[i][g] / sqrt(head_dim)) * values[i][g]
 // LAYOUT    q, k, v, out row-major f32; caches f16 or f32 [context][kv_heads][head_dim]; planes as tile_acts.cuh, nt = 1
-// MAP       grid(pieces * C, groups of up to 8 heads) block(256; 128 in clusters): cluster of C = 8 blocks (1 before sm_90) -> a piece of the
-//           positions, its warps -> 16 of them at a time, in turn. Tensor cores multiply q (rows 0..7) and what rounding
-//           took from it (rows 8..15) with 8 keys, and 16 elements of values with the weights of 8 heads. Blocks send
-//           each other what they have of a head, so that each finishes one; the last cluster brings pieces together
+// MAP       grid(pieces * C, groups of up to 8 heads) block(256; 128 in clusters): C = 8 blocks of a cluster, or one block (before
+//           sm_90, and for many positions of small heads) -> a piece of the positions, its warps -> 16 of them at a time, in
+//           turn. Tensor cores multiply q (rows 0..7) and what rounding took from it (rows 8..15) with 8 keys, and 16 elements
+//           of values with the weights of 8 heads. Blocks of a cluster send each other what they have of a head, so that each
+//           finishes one; pieces are sent as packets to those that bring them together
 // NEEDS     head_dim 64 or 128, heads a multiple of kv_heads, pointers at multiples of 16 bytes: checked by the launcher,
 //           and said in its error. *position below context
-// TRAFFIC   caches 2*(p+1)*kv_length*element B, once; pieces 4*heads*head_dim B each, written and read again (in L2)
+// TRAFFIC   caches 2*(p+1)*kv_length*element B, once; pieces 8*heads*head_dim B each (5.5 without clusters), written and
+//           read again (in L2)
 //           WORK 4*heads*head_dim*(p+1) FLOP, twice that on tensor cores for the second half of the operands
 // LOOK FOR  SASS: LDG.E.128 of keys and values before the first HMMA, no LDSM and no SHFL to bring an operand into place;
-//           ATOMG once a block
+//           no LDL, no ATOMG, no MEMBAR
 // EXPECT    at short contexts the time of a launch and some trips to L2; at long ones what the cache's bytes cost. An f32
 //           cache is multiplied without tensor cores, which cannot hold it, and costs more
 // BUILD     part of the engine of chapters/09-qwen and of chapters/08-around-the-matmul; tested by
@@ -27,12 +29,14 @@
 
 #include "harness/device/device.hpp"
 #include "kernels/attention/decode_tile.cuh"
+#include "kernels/attention/runs.cuh"
 #include "kernels/device/cluster.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/pdl.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/elementwise/rope_store.cuh"
 #include "kernels/mmvq/tile_acts.cuh"
+#include "kernels/token/exchange.cuh"
 
 namespace ladder {
 
@@ -54,29 +58,33 @@ struct AttentionDecode {
   bool early = false;
 };
 
-/// How the work is cut. Depends on the device and the shape, and for a shorter context only in what is never used: a
-/// result has the same bits whatever the context's size, and one recording serves every position.
+/// How the work is cut. Depends on the device and the shape, and on the context in no more than whether that is above
+/// `few`: a result has the same bits in all contexts above, and one recording serves every position.
 struct AttentionDecodePlan {
-  int groups_per_kv = 0;  ///< groups of at most eight heads that share a key and value head
-  int heads = 0;          ///< of a group; the last one of a key head may have fewer
-  int groups = 0;         ///< of all
-  int cluster = 1;        ///< blocks that have a piece together
-  int splits = 0;         ///< pieces at most
-  int alone = 0;          ///< positions that are one piece
-  int least = 0;          ///< positions of one of several pieces, at least
+  int groups_per_kv = 0;   ///< groups of at most eight heads that share a key and value head
+  int heads = 0;           ///< of a group; the last one of a key head may have fewer
+  int groups = 0;          ///< of all
+  int cluster = 1;         ///< blocks that have a piece together
+  int cluster_of_one = 1;  ///< the same where splits = 1
+  int splits = 0;          ///< pieces at most; 1 for a launch of its own for few positions
+  int few = 0;             ///< positions for which such a launch is the faster one
+  int alone = 0;           ///< positions that are one piece
+  int least = 0;           ///< positions of one of several pieces, at least
 };
 
 namespace attention_decode_detail {
 
-/// Warps of a block. In clusters four: with 128 registers a thread, such a block has room beside one of the product before
-/// it, and has its keys and values under way while that one ends.
+/// Warps of a block. In clusters four: such a block soon finds room beside those of the product before it, and has its keys
+/// and values under way while they end.
 template <int C>
 inline constexpr int kWarps = C == 1 ? 8 : 4;
 using decode_tile::kHeads, decode_tile::weight_of;
 inline constexpr int kTile = decode_tile::kPositions;  // that a warp takes at a time
 inline constexpr int kTogether = 8;                    // pieces whose loads are under way at the same time
+/// Whether all blocks of a launch run at the same time, if there is room for them.
+inline constexpr bool kBlocksTogether = kDeviceExecutor == Executor::gpu;
 /// Positions that are not split, and those of a piece at least, with and without clusters.
-inline constexpr int kAlone[2] = {256, 1024}, kLeast[2] = {128, 512};
+inline constexpr int kAlone[2] = {256, 1024}, kLeast[2] = {64, 256};
 /// Positions of a piece: no more pieces than splits, whole tiles.
 __host__ __device__ constexpr int piece(int positions, const AttentionDecodePlan& plan) {
   if (positions <= plan.alone) return plan.alone;
@@ -179,24 +187,21 @@ struct Tile<float, HD> {
 /// What the warps of a block bring together, and the blocks of a cluster.
 template <int HD, int C>
 struct Sums {
-  static constexpr int kStride = HD + 4;     // floats
-  static constexpr int kFinal = kHeads / C;  // heads that a block of the cluster finishes
+  static_assert(C == kHeads);             // a block of the cluster finishes a head
+  static constexpr int kStride = HD + 4;  // floats
   __align__(16) float of_warp[kWarps<C>][kHeads][kStride];
   float highest[kWarps<C>][kHeads], total[kWarps<C>][kHeads];
-  __align__(16) float of_block[C][kFinal][HD];     // each written by its block of the cluster
-  __align__(16) float4 of_block_stats[C][kFinal];  // highest, total
+  __align__(16) float of_block[C][HD];     // each written by its block of the cluster
+  __align__(16) float4 of_block_stats[C];  // highest, total
 };
-
-/// A float4 to where `p` is in the shared memory of a block of the cluster.
-template <int C>
-__device__ __forceinline__ void send(int block, void* p, float4 v) {
-  if constexpr (C == 1) {
-    (void)block;
-    *static_cast<float4*>(p) = v;
-  } else {
-    store_at(shared_address_in(static_cast<unsigned>(block), p), v);
-  }
-}
+template <int HD>
+struct Sums<HD, 1> {
+  static constexpr int kStride = HD + 4;
+  __align__(16) float of_warp[kWarps<1>][kHeads][kStride];
+  float highest[kWarps<1>][kHeads], total[kWarps<1>][kHeads];
+  runs::Shared<kWarps<1>> runs;
+  bool last;
+};
 
 __device__ __forceinline__ void add_scaled(float4& sum, float weight, float4 v) {
   sum.x += weight * v.x, sum.y += weight * v.y, sum.z += weight * v.z, sum.w += weight * v.w;
@@ -204,7 +209,7 @@ __device__ __forceinline__ void add_scaled(float4& sum, float weight, float4 v) 
 
 /// @tparam C blocks of a cluster
 template <class KV, int HD, int C>
-__global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
+__global__ void __launch_bounds__(32 * kWarps<C>, C == 1 && HD == 128 ? 1 : 2)
     attention_decode(const float* q,                     // [heads][HD]
                      const float* k,                     // [kv_heads][HD]
                      const float* v,                     // [kv_heads][HD]
@@ -214,14 +219,12 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
                      KV* values,                         // [context][kv_heads][HD]
                      const int* position, float* out,    // [heads][HD] or null
                      unsigned char* planes,              // or null
-                     unsigned* arrived,                  // [groups][C]
-                     float* pieces,                      // [groups][splits][kHeads][HD]
-                     float2* stats,                      // [groups][splits][kHeads]: highest, total
+                     unsigned* counters,                 // [groups][C]: launches that had packets
+                     Packet* packets,                    // of [groups][splits], see 5 and 6
                      HeadShape s, AttentionDecodePlan plan, float scale, bool early) {
   __shared__ Queries<KV, HD> query;
   __shared__ Sums<HD, C> sums;
-  __shared__ bool last;
-  constexpr int FINAL = Sums<HD, C>::kFinal, WARPS = kWarps<C>, THREADS = 32 * WARPS;
+  constexpr int WARPS = kWarps<C>, THREADS = 32 * WARPS;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int split = static_cast<int>(blockIdx.x) / C,
             rank = static_cast<int>(blockIdx.x) % C;  // piece, block of it
@@ -261,6 +264,9 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
   if constexpr (C > 1)
     cluster_barrier_relaxed();  // the other blocks have begun: their shared memory can be written
   if (early) wait_for_previous_kernel();
+  // The number of this launch's packets: one more than the last one's, which is in L2.
+  unsigned* const counter = counters + group * C + rank;
+  const unsigned step = kBlocksTogether && active > 1 ? __ldcg(counter) + 1 : 1;
 
   if (planes != nullptr && group == plan.groups - 1 && split == 0 && rank == 0)
     tile_acts::store_padding(planes, s.q_length());
@@ -390,128 +396,178 @@ __global__ void __launch_bounds__(32 * kWarps<C>, 16 / kWarps<C>)
   __syncthreads();  // all sums are written before any is read
   const int warps =
       min(WARPS, (tiles - rank + C - 1) / C);  // with tiles; none if there are fewer tiles than blocks
-  for (int i = static_cast<int>(threadIdx.x); i < heads * HD / 4 && warps > 0; i += THREADS) {
-    const int head = i / (HD / 4), at = i % (HD / 4) * 4;
-    float highest = -INFINITY, all = 0.0f;
+  if constexpr (C == 1) {
+    // ANCHOR: runs
+    // 5. Without clusters: 32 elements a warp, from all warps with tiles. Of several pieces they go as packets to a block that
+    //    brings the pieces together, each block some of the elements; what is one piece is ready.
+    constexpr int BLOCKS = HD / 32;  // of a head
+    const auto put = [&](int n, float x) {
+      const int to = head0 * BLOCKS + n;
+      if (out != nullptr) out[to * 32 + lane] = x;
+      if (planes != nullptr) tile_acts::store_lane<true>(x, to, planes, s.q_length());
+    };
+    const auto packets_of = [&](int n) {
+      return packets + static_cast<long long>(group * kHeads * BLOCKS + n) * (plan.splits * runs::kPackets);
+    };
+    for (int n = warp; n < heads * BLOCKS; n += WARPS) {
+      const int head = n / BLOCKS, at = n % BLOCKS * 32 + lane;
+      float highest = -INFINITY, all = 0.0f, x = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      if (w < warps) highest = fmaxf(highest, sums.highest[w][head]);
-    }
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      for (int w = 0; w < WARPS; ++w) {
+        if (w < warps) highest = fmaxf(highest, sums.highest[w][head]);
+      }
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      if (w >= warps) continue;
-      const float weight = weight_of(sums.highest[w][head], highest);
-      all += weight * sums.total[w][head];
-      add_scaled(x, weight, *reinterpret_cast<const float4*>(&sums.of_warp[w][head][at]));
+      for (int w = 0; w < WARPS; ++w) {
+        if (w >= warps) continue;
+        const float weight = weight_of(sums.highest[w][head], highest);
+        all += weight * sums.total[w][head];
+        x += weight * sums.of_warp[w][head][at];
+      }
+      if (active == 1) {
+        put(n, x / all);
+      } else {
+        runs::send(x / all, highest + log2f(all), packets_of(n) + split * runs::kPackets, step);
+      }
     }
-    send<C>(head / FINAL, &sums.of_block[rank][head % FINAL][at], x);
-    if (at == 0)
-      send<C>(head / FINAL, &sums.of_block_stats[rank][head % FINAL], make_float4(highest, all, 0.0f, 0.0f));
-  }
-  if constexpr (C > 1) {
-    cluster_barrier();  // what the other blocks sent is here, and nobody writes to a block that has ended
+    if (active == 1) return;
+
+    // 6. All blocks of the launch are there at once, so each may wait for packets. On the emulator blocks come one after the
+    //    other: there the last one finds all packets, and the counter goes round to zero by itself.
+    int first = split, every = active;
+    if constexpr (!kBlocksTogether) {
+      __threadfence();  // this thread's packets are there before the block is counted
+      __syncthreads();  // and so are those of the others
+      if (threadIdx.x == 0) {
+        const auto most = static_cast<unsigned>(active - 1);
+        sums.last = atomicInc(counter, most) == most;
+      }
+      __syncthreads();  // `last` is known
+      if (!sums.last) return;
+      first = 0, every = 1;
+    }
+    for (int n = first; n < heads * BLOCKS; n += every) {
+      const float x = runs::combine(sums.runs, packets_of(n), active, step, [] { __syncthreads(); });
+      if (warp == 0) put(n, x);
+    }
+    // Who has sent a packet has read the number.
+    if (kBlocksTogether && split == 0 && threadIdx.x == 0) *counter = step;
+    // ANCHOR_END: runs
   } else {
-    __syncthreads();  // all sums are written before any is read
-  }
+    for (int i = static_cast<int>(threadIdx.x); i < heads * HD / 4 && warps > 0; i += THREADS) {
+      const int head = i / (HD / 4), at = i % (HD / 4) * 4;
+      float highest = -INFINITY, all = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        if (w < warps) highest = fmaxf(highest, sums.highest[w][head]);
+      }
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        if (w >= warps) continue;
+        const float weight = weight_of(sums.highest[w][head], highest);
+        all += weight * sums.total[w][head];
+        add_scaled(x, weight, *reinterpret_cast<const float4*>(&sums.of_warp[w][head][at]));
+      }
+      const auto there = static_cast<unsigned>(head);
+      store_at(shared_address_in(there, &sums.of_block[rank][at]), x);
+      if (at == 0)
+        store_at(shared_address_in(there, &sums.of_block_stats[rank]), make_float4(highest, all, 0.0f, 0.0f));
+    }
+    cluster_barrier();  // what the other blocks sent is here, and nobody writes to a block that has ended
 
-  // 5. The blocks' sums, in the same way: a thread has four elements of a head.
-  const int my_heads = min(FINAL, heads - rank * FINAL);  // perhaps none
-  const int fours = my_heads * HD / 4;
-  constexpr int ROUNDS = (FINAL * HD / 4 + THREADS - 1) / THREADS;
-  static_assert(ROUNDS == 1);
-  const int i = static_cast<int>(threadIdx.x), head = i / (HD / 4),
-            at = i % (HD / 4) * 4;  // of my_heads, of HD
-  const int blocks = min(C, tiles);
-  float4 result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float highest = -INFINITY, all = 0.0f;
-  if (i < fours) {
+    // 5. The blocks' sums of this block's head, in the same way, by one warp: a lane has four elements.
+    if (warp > 0 || rank >= heads) return;
+    const int at = 4 * lane, blocks = min(C, tiles);
+    const bool mine_too = at < HD;
+    float4 result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float highest = -INFINITY, all = 0.0f;
+    if (mine_too) {
 #pragma unroll
-    for (int b = 0; b < C; ++b) {
-      if (b < blocks) highest = fmaxf(highest, sums.of_block_stats[b][head].x);
-    }
-#pragma unroll
-    for (int b = 0; b < C; ++b) {
-      if (b >= blocks) continue;
-      const float weight = weight_of(sums.of_block_stats[b][head].x, highest);
-      all += weight * sums.of_block_stats[b][head].y;
-      add_scaled(result, weight, *reinterpret_cast<const float4*>(&sums.of_block[b][head][at]));
-    }
-  }
-
-  // ANCHOR: last_block
-  // 6. The block that comes last to its heads adds the pieces, in their order. The counter goes round to zero by itself.
-  //    Where one head is left for a block, that is a matter of one warp.
-  constexpr bool ONE_WARP = FINAL * HD / 4 <= 32;
-  if (ONE_WARP && warp > 0) return;
-  const auto together = [] {
-    if constexpr (ONE_WARP) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
-  };
-  if (active > 1) {
-    if (my_heads <= 0) return;
-    const long long row =
-        static_cast<long long>(group) * plan.splits * kHeads + rank * FINAL + head;  // of piece 0
-    if (i < fours) {
-      *reinterpret_cast<float4*>(pieces + (row + split * kHeads) * HD + at) = result;
-      if (at == 0) stats[row + split * kHeads] = make_float2(highest, all);
-    }
-    __threadfence();  // this thread's part of the piece is there before the block is counted
-    together();       // and so are those of the others
-    if (threadIdx.x == 0) {
-      const auto most = static_cast<unsigned>(active - 1);
-      last = atomicInc(arrived + group * C + rank, most) == most;
-    }
-    together();  // `last` is known
-    if (!last) return;
-    highest = -INFINITY, all = 0.0f, result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int n0 = 0; n0 < active && i < fours; n0 += kTogether) {
-      float4 x[kTogether];
-      float2 of[kTogether];
-      float higher = highest;
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        of[n] = make_float2(-INFINITY, 0.0f), x[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (n0 + n >= active) continue;
-        const long long from = row + (n0 + n) * kHeads;
-        of[n] = __ldcg(stats + from);  // past L1, which does not see what other multiprocessors write
-        x[n] = __ldcg(reinterpret_cast<const float4*>(pieces + from * HD + at));
+      for (int b = 0; b < C; ++b) {
+        if (b < blocks) highest = fmaxf(highest, sums.of_block_stats[b].x);
       }
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) higher = fmaxf(higher, of[n].x);
-      const float shrink = weight_of(highest, higher);
-      highest = higher;
-      all *= shrink;
-      result = make_float4(result.x * shrink, result.y * shrink, result.z * shrink, result.w * shrink);
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        const float weight = weight_of(of[n].x, highest);
-        all += weight * of[n].y;
-        add_scaled(result, weight, x[n]);
+      for (int b = 0; b < C; ++b) {
+        if (b >= blocks) continue;
+        const float weight = weight_of(sums.of_block_stats[b].x, highest);
+        all += weight * sums.of_block_stats[b].y;
+        add_scaled(result, weight, *reinterpret_cast<const float4*>(&sums.of_block[b][at]));
       }
     }
-  }
-  // ANCHOR_END: last_block
 
-  // 7. Out, as floats and as the codes that the next matmul takes.
-  if (i - lane >= fours) return;        // the whole warp
-  const float scale_down = 1.0f / all;  // one division where four would be four times as slow
-  result =
-      make_float4(result.x * scale_down, result.y * scale_down, result.z * scale_down, result.w * scale_down);
-  const int to = (head0 + rank * FINAL) * HD + 4 * i;
-  if (out != nullptr && i < fours) *reinterpret_cast<float4*>(out + to) = result;
-  if (planes != nullptr) tile_acts::store_eighth(result, to / 32, planes, 0, 1, s.q_length(), i < fours);
+    // ANCHOR: pieces
+    // 6. The cluster with the last piece brings all together, in their order. The others send what they have as packets: all
+    //    clusters are there at once, and what is waited for comes with its number.
+    if (active > 1) {
+      constexpr int OF_HEAD = HD / 2;  // packets: two for four elements
+      Packet* const sent = packets + static_cast<long long>(group * C + rank) * plan.splits * OF_HEAD +
+                           2 * lane;  // of piece 0
+      const float4 own = result;
+      const float2 own_stats = make_float2(highest, all);
+      if (split < active - 1) {
+        if (!mine_too) return;
+        Packet* const to = sent + split * OF_HEAD;
+        store_packet(to, {{__float_as_uint(own.x), __float_as_uint(own.y), __float_as_uint(highest)}, step});
+        store_packet(to + 1, {{__float_as_uint(own.z), __float_as_uint(own.w), __float_as_uint(all)}, step});
+        return;
+      }
+      highest = -INFINITY, all = 0.0f, result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      for (int n0 = 0; n0 < active; n0 += kTogether) {
+        Packet got[2 * kTogether];
+        wait_packets(
+            got,
+            [&](int n) {
+              return n0 + n / 2 < active - 1 && mine_too ? sent + (n0 + n / 2) * OF_HEAD + n % 2 : nullptr;
+            },
+            step);
+        float4 x[kTogether];
+        float2 of[kTogether];
+        float higher = highest;
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          const Packet &a = got[2 * n], &b = got[2 * n + 1];
+          x[n] = make_float4(__uint_as_float(a.word[0]), __uint_as_float(a.word[1]),
+                             __uint_as_float(b.word[0]), __uint_as_float(b.word[1]));
+          of[n] = make_float2(__uint_as_float(a.word[2]), __uint_as_float(b.word[2]));
+          if (n0 + n == active - 1) x[n] = own, of[n] = own_stats;
+          if (n0 + n >= active) of[n] = make_float2(-INFINITY, 0.0f);
+          higher = fmaxf(higher, of[n].x);
+        }
+        const float shrink = weight_of(highest, higher);
+        highest = higher;
+        all *= shrink;
+        result = make_float4(result.x * shrink, result.y * shrink, result.z * shrink, result.w * shrink);
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          const float weight = weight_of(of[n].x, highest);
+          all += weight * of[n].y;
+          add_scaled(result, weight, x[n]);
+        }
+      }
+      if (lane == 0) *counter = step;  // who has sent a piece has read the number
+    }
+    // ANCHOR_END: pieces
+
+    // 7. Out, as floats and as the codes that the next matmul takes.
+    const float scale_down = 1.0f / all;  // one division where four would be four times as slow
+    result = make_float4(result.x * scale_down, result.y * scale_down, result.z * scale_down,
+                         result.w * scale_down);
+    const int to = (head0 + rank) * HD + at;
+    if (out != nullptr && mine_too) *reinterpret_cast<float4*>(out + to) = result;
+    if (planes != nullptr) {
+      if (!mine_too) result = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      tile_acts::store_eighth(result, to / 32, planes, 0, 1, s.q_length(), mine_too);
+    }
+  }
 }
 
 inline std::size_t counters_bytes(const AttentionDecodePlan& p) {
-  return (static_cast<std::size_t>(p.groups) * static_cast<std::size_t>(p.cluster) * sizeof(unsigned) + 255) /
-         256 * 256;
+  return (static_cast<std::size_t>(p.groups * kHeads) * sizeof(unsigned) + 255) / 256 * 256;
 }
-inline std::size_t pieces_of(const AttentionDecodePlan& p) {
-  return static_cast<std::size_t>(p.groups) * static_cast<std::size_t>(p.splits) * kHeads;
+/// Packets of a plan.
+inline std::size_t packets_of(HeadShape s, const AttentionDecodePlan& p) {
+  const int of_head = p.cluster > 1 ? s.head_dim / 2 : s.head_dim / 32 * runs::kPackets;
+  return static_cast<std::size_t>(p.groups * p.splits) * static_cast<std::size_t>(kHeads * of_head);
 }
 
 }  // namespace attention_decode_detail
@@ -535,23 +591,25 @@ Status attention_decode_supported(HeadShape s) {
 inline AttentionDecodePlan attention_decode_plan(HeadShape s, int context, int sms, int cluster) {
   namespace d = attention_decode_detail;
   AttentionDecodePlan p;
-  const int of_kv = s.heads / s.kv_heads, with = cluster > 1 ? 1 : 0;
+  const int of_kv = s.heads / s.kv_heads;
   p.groups_per_kv = (of_kv + d::kHeads - 1) / d::kHeads;
   p.heads = (of_kv + p.groups_per_kv - 1) / p.groups_per_kv;
   p.groups = s.kv_heads * p.groups_per_kv;
-  p.cluster = cluster;
-  p.alone = d::kAlone[with];
-  p.least = d::kLeast[with];
-  p.splits =
-      std::max(1, std::min((with + 1) * sms / (p.groups * cluster), (context + p.least - 1) / p.least));
+  // Pieces of small heads are brought together faster by blocks than by clusters, those of large ones more slowly.
+  p.cluster_of_one = cluster;
+  p.cluster = s.head_dim == 64 ? 1 : cluster;
+  p.few = cluster == 1 ? d::kAlone[0] : s.head_dim == 64 ? 512 : d::kAlone[1];
+  p.alone = d::kAlone[p.cluster > 1 ? 1 : 0];
+  p.least = d::kLeast[p.cluster > 1 ? 1 : 0];
+  const int most = std::min({sms / (p.groups * p.cluster), runs::kMost, (context + p.least - 1) / p.least});
+  p.splits = context <= p.few ? 1 : std::max(1, most);
   return p;
 }
 
 /// Bytes of AttentionDecode::workspace.
 inline std::size_t attention_decode_workspace(HeadShape s, const AttentionDecodePlan& p) {
   namespace d = attention_decode_detail;
-  return d::counters_bytes(p) +
-         d::pieces_of(p) * (static_cast<std::size_t>(s.head_dim) * sizeof(float) + sizeof(float2));
+  return d::counters_bytes(p) + d::packets_of(s, p) * sizeof(Packet);
 }
 /// The same, with clusters or without.
 inline std::size_t attention_decode_workspace(HeadShape s, int context, int sms) {
@@ -584,25 +642,31 @@ Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, boo
     return Status::error("attention_decode: all arrays must begin at a multiple of 16 bytes");
   constexpr double kLog2E = 1.4426950408889634;
   const auto scale = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(a.shape.head_dim)));
-  auto* arrived = reinterpret_cast<unsigned*>(a.workspace);
-  auto* pieces = reinterpret_cast<float*>(a.workspace + d::counters_bytes(plan));
-  auto* stats =
-      reinterpret_cast<float2*>(pieces + d::pieces_of(plan) * static_cast<std::size_t>(a.shape.head_dim));
+  auto* counters = reinterpret_cast<unsigned*>(a.workspace);
+  auto* packets = reinterpret_cast<Packet*>(a.workspace + d::counters_bytes(plan));
   LaunchOptions options;
   options.programmatic = programmatic;
-  options.cluster_blocks = static_cast<unsigned>(plan.cluster);
-  if (plan.cluster != 1 && plan.cluster != 8)
-    return Status::error("attention_decode: a cluster has 1 or 8 blocks, not " +
-                         std::to_string(plan.cluster));
-  const auto kernel = a.shape.head_dim == 64 ? plan.cluster == 1 ? d::attention_decode<KV, 64, 1>
-                                                                 : d::attention_decode<KV, 64, 8>
-                      : plan.cluster == 1 ? d::attention_decode<KV, 128, 1>
-                                             : d::attention_decode<KV, 128, 8>;
+  const int cluster = plan.splits == 1 ? plan.cluster_of_one : plan.cluster;
+  options.cluster_blocks = static_cast<unsigned>(cluster);
+  if (cluster != 1 && cluster != d::kHeads)
+    return Status::error("attention_decode: a cluster has 1 or 8 blocks, not " + std::to_string(cluster));
+  if (plan.splits > runs::kMost || (plan.splits > 1 && d::kBlocksTogether &&
+                                    plan.splits * cluster * plan.groups > multiprocessor_count())) {
+    return Status::error("attention_decode: blocks that wait for each other must all have room: " +
+                         std::to_string(plan.splits) + " pieces, of " +
+                         std::to_string(plan.groups * cluster) + " blocks, are more than " +
+                         std::to_string(runs::kMost) + " or have more than " +
+                         std::to_string(multiprocessor_count()));
+  }
+  const auto of = [&]<int HD>() {
+    return cluster == 1 ? d::attention_decode<KV, HD, 1> : d::attention_decode<KV, HD, 8>;
+  };
+  const auto kernel = a.shape.head_dim == 64 ? of.template operator()<64>() : of.template operator()<128>();
   return launch(options, kernel,
-                dim3(static_cast<unsigned>(plan.splits * plan.cluster), static_cast<unsigned>(plan.groups)),
-                dim3(plan.cluster == 1 ? 32 * d::kWarps<1> : 32 * d::kWarps<8>), 0, stream, a.q, a.k, a.v,
-                a.cosines, a.sines, a.keys, a.values, a.position, a.out, a.planes, arrived, pieces, stats,
-                a.shape, plan, scale, a.early);
+                dim3(static_cast<unsigned>(plan.splits * cluster), static_cast<unsigned>(plan.groups)),
+                dim3(cluster == 1 ? 32 * d::kWarps<1> : 32 * d::kWarps<8>), 0, stream, a.q, a.k, a.v,
+                a.cosines, a.sines, a.keys, a.values, a.position, a.out, a.planes, counters, packets, a.shape,
+                plan, scale, a.early);
 }
 template <class KV>
 Status launch_attention_decode(const AttentionDecode<KV>& a, Stream& stream, bool programmatic = false) {

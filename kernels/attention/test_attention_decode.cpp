@@ -283,28 +283,33 @@ TEST_CASE("without reading ahead of the kernel before") {
 }
 
 TEST_CASE("pieces of every size give what one block gives, within the bound") {
-  const Problem<__half> problem({7, 1, 64}, 300, 2.0f, 0.0f, 9);
-  AttentionDecodePlan plan = attention_decode_plan(problem.s, problem.context, 132, most_cluster_blocks());
-  for (const int least : {16, 32, 112, 4096}) {
-    for (const int splits : {1, 2, 19}) {
-      plan.alone = 1, plan.least = least, plan.splits = splits;
-      const std::string wrong = problem.compare(problem.run(299, &plan), 299);
-      CHECK_MESSAGE(wrong.empty(), wrong);
+  for (const HeadShape s : {HeadShape{7, 1, 64}, {7, 1, 128}}) {
+    const Problem<__half> problem(s, 300, 2.0f, 0.0f, 9);
+    AttentionDecodePlan plan = attention_decode_plan(s, problem.context, 132, most_cluster_blocks());
+    for (const int least : {16, 32, 112, 4096}) {
+      for (const int splits : {1, 2, 16}) {
+        plan.alone = 1, plan.least = least, plan.splits = splits;
+        const std::string wrong = problem.compare(problem.run(299, &plan), 299);
+        CHECK_MESSAGE(wrong.empty(), wrong);
+      }
     }
   }
 }
 
-TEST_CASE("the bits do not depend on the room that the cache has") {
-  Problem<__half> problem({7, 1, 64}, 2000, 2.0f, 0.0f, 9);
-  const Result<__half> large = problem.run(290);
-  const auto rows = static_cast<std::size_t>(300);
-  problem.context = 300;
-  problem.keys.resize(rows * 64);
-  problem.values.resize(rows * 64);
-  problem.cosines.resize(rows * 32);
-  problem.sines.resize(rows * 32);
-  const Result<__half> small = problem.run(290);
-  CHECK(same_bits(large.out, small.out));
+TEST_CASE("the bits do not depend on the room that the cache has, if many positions have room") {
+  for (const HeadShape s : {HeadShape{7, 1, 64}, {7, 1, 128}}) {
+    Problem<__half> problem(s, 2000, 2.0f, 0.0f, 9);
+    const int position = 1290, context = 1300;
+    const Result<__half> large = problem.run(position);
+    const auto rows = static_cast<std::size_t>(context * s.head_dim);
+    problem.context = context;
+    problem.keys.resize(rows);
+    problem.values.resize(rows);
+    problem.cosines.resize(rows / 2);
+    problem.sines.resize(rows / 2);
+    const Result<__half> small = problem.run(position);
+    CHECK(same_bits(large.out, small.out));
+  }
 }
 
 TEST_CASE("one recording serves every position") {
@@ -387,4 +392,8 @@ TEST_CASE("what the kernel cannot take is refused with the reason") {
   Buffer<float> odd(8, "odd");
   a.out = odd.data() + 1;
   CHECK(refusal({4, 2, 64}, 8).find("multiple of 16 bytes") != std::string::npos);
+  a.out = odd.data();
+  AttentionDecodePlan plan = attention_decode_plan(a.shape, 8, multiprocessor_count(), 1);
+  plan.splits = runs::kMost + 1;
+  CHECK(launch_attention_decode(a, stream, false, plan).message().find("more than 64") != std::string::npos);
 }

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "kernels/attention/decode_tile.cuh"
+#include "kernels/attention/runs.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/tma.cuh"
@@ -45,10 +46,9 @@ inline constexpr int kAttendHeads = decode_tile::kHeads;  ///< of a group at mos
 struct Runs {
   int count, size;
 };
-inline constexpr int kMostRuns = 64;    ///< of a key head
-inline constexpr int kAloneRun = 128;   ///< positions that are one run
-inline constexpr int kLeastRun = 128;   ///< positions of one of several
-inline constexpr int kRunPackets = 11;  ///< 32 elements and a logarithm, three a packet
+inline constexpr int kMostRuns = ladder::runs::kMost;  ///< of a key head
+inline constexpr int kAloneRun = 128;                  ///< positions that are one run
+inline constexpr int kLeastRun = 128;                  ///< positions of one of several
 /// Runs of a key head that there may be.
 __host__ __device__ constexpr int most_runs(const HeadShape& heads, int blocks) {
   const int each = blocks / heads.kv_heads;
@@ -63,7 +63,7 @@ __host__ __device__ constexpr Runs runs_of(int positions, int most) {
 }
 /// Elements of AttendArgs::partial.
 __host__ __device__ constexpr int attend_packets(const HeadShape& heads, int blocks) {
-  return heads.heads * heads.head_dim / 32 * most_runs(heads, blocks) * kRunPackets;
+  return heads.heads * heads.head_dim / 32 * most_runs(heads, blocks) * ladder::runs::kPackets;
 }
 
 template <int HD>
@@ -314,90 +314,27 @@ struct Attend {
         send_codes(x, a.mixed + to * kBlockPackets, a.step);
         continue;
       }
-      // Packet i has elements i, i + 11 and i + 22; the last one has the logarithm instead of the third.
-      const float second = __shfl_down_sync(kAllLanes, x, kRunPackets),
-                  third = __shfl_down_sync(kAllLanes, x, 2 * kRunPackets);
-      const float logarithm = s.highest[head] + log2f(all);
-      if (lane < kRunPackets)
-        store_packet(partial_of(to, run) + lane,
-                     {{__float_as_uint(x), __float_as_uint(second),
-                       __float_as_uint(lane == kRunPackets - 1 ? logarithm : third)},
-                      a.step});
+      ladder::runs::send(x, s.highest[head] + log2f(all), partial_of(to, run), a.step);
     }
   }
 
-  /// What units with several runs have sent, 32 elements at a time: half a warp takes a run.
+  /// What units with several runs have sent, 32 elements at a time.
   __device__ __forceinline__ void combine(Meeting& meet) const {
     const Runs runs = runs_of(a.position + 1, most_runs(a.heads, a.blocks));
     if (runs.count == 1) return;
-    Combined& s = *reinterpret_cast<Combined*>(a.scratch);
-    constexpr int LOADS = kMostRuns / (2 * kWarps);
-    const int mine = 2 * warp + lane / 16, i = lane % 16;  // the first run; packet
-#pragma unroll 1
     for (int task = a.block; task < a.heads.heads * (HD / 32); task += a.blocks) {
-      meet();  // what was there before has been read
-      if (2 * warp < runs.count) {
-        Packet got[LOADS];
-        const auto run = [&](int n) { return mine + n * 2 * kWarps; };
-        wait_packets(
-            got,
-            [&](int n) {
-              return i < kRunPackets && run(n) < runs.count ? partial_of(task, run(n)) + i : nullptr;
-            },
-            a.step);
-        float logarithm[LOADS], highest = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < LOADS; ++n) {
-          const float l =
-              __uint_as_float(__shfl_sync(kAllLanes, got[n].word[2], 16 * (lane / 16) + kRunPackets - 1));
-          logarithm[n] = run(n) < runs.count ? l : -INFINITY;
-          highest = fmaxf(highest, logarithm[n]);
-        }
-        highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 16));
-        float total = 0.0f, sum[3] = {};
-#pragma unroll
-        for (int n = 0; n < LOADS; ++n) {
-          const float weight = decode_tile::weight_of(logarithm[n], highest);
-          total += weight;
-#pragma unroll
-          for (int w = 0; w < 3; ++w) sum[w] += weight * __uint_as_float(got[n].word[w]);
-        }
-        total += __shfl_xor_sync(kAllLanes, total, 16);
-#pragma unroll
-        for (int w = 0; w < 3; ++w) {
-          sum[w] += __shfl_xor_sync(kAllLanes, sum[w], 16);
-          if (lane < kRunPackets && w * kRunPackets + lane < 32) s.sum[warp][w * kRunPackets + lane] = sum[w];
-        }
-        if (lane == 0) s.highest[warp] = highest, s.total[warp] = total;
-      }
-      meet();  // all warps' sums are there
-      if (warp > 0) continue;
-      const int warps = min(kWarps, (runs.count + 1) / 2);
-      const float own = lane < warps ? s.highest[lane] : -INFINITY;
-      float highest = own;
-#pragma unroll
-      for (int offset = 1; offset < kWarps; offset *= 2)
-        highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, offset));
-      highest = __shfl_sync(kAllLanes, highest, 0);
-      const float weight = decode_tile::weight_of(own, highest);
-      const float total = warp_reduce_sum(lane < warps ? weight * s.total[lane] : 0.0f);
-      float x = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float of_warp = __shfl_sync(kAllLanes, weight, w);
-        if (w < warps) x += of_warp * s.sum[w][lane];
-      }
-      send_codes(x / total, a.mixed + task * kBlockPackets, a.step);
+      const float x = ladder::runs::combine(*reinterpret_cast<Combined*>(a.scratch), partial_of(task, 0),
+                                            runs.count, a.step, meet);
+      if (warp == 0) send_codes(x, a.mixed + task * kBlockPackets, a.step);
     }
   }
-  struct Combined {
-    float sum[kWarps][32], highest[kWarps], total[kWarps];
-  };
-  static_assert(sizeof(Combined) <= kScratchBytes && kMostRuns % (2 * kWarps) == 0);
+  using Combined = ladder::runs::Shared<kWarps>;
+  static_assert(sizeof(Combined) <= kScratchBytes);
 
   /// Packets of a run's 32 elements.
   __device__ __forceinline__ Packet* partial_of(int task, int run) const {
-    return a.partial + (static_cast<long long>(task) * most_runs(a.heads, a.blocks) + run) * kRunPackets;
+    return a.partial +
+           (static_cast<long long>(task) * most_runs(a.heads, a.blocks) + run) * ladder::runs::kPackets;
   }
 };
 
