@@ -195,7 +195,7 @@ struct NibbleRaw {
 // ANCHOR: tile_q4_0
 struct TileQ4_0 : PlainCodes {
   using Block = BlockQ4_0;
-  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 6, 1, 6}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 4, 2, 3}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 8;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -224,7 +224,7 @@ struct TileQ4_0 : PlainCodes {
 // ANCHOR: tile_q4_1
 struct TileQ4_1 : TileQ4_0 {
   using Block = BlockQ4_1;
-  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 5, 1, 5}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 5, 1, 4}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 0;
   static constexpr bool kPlaced = false;
   static constexpr bool kMin = true;
@@ -528,7 +528,7 @@ struct TileQ6_K : PlainCodes {
 // ANCHOR: tile_q2_k
 struct TileQ2_K : PlainCodes {
   using Block = BlockQ2_K;
-  static constexpr Plan kShort = {8, 5, 3, 1}, kLong = {16, 5, 1, 2}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 5, 3, 1}, kLong = {16, 5, 1, 1}, kGate = {8, 4, 4, 4};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
