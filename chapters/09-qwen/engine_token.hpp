@@ -21,9 +21,9 @@ namespace ladder::qwen {
 class WholeToken {
  public:
   /// Where the kernel is used unasked, because it was measured to be faster than five launches a layer: bytes of weights
-  /// that a token reads (0.5B Q4_0), and positions, of which each head has all to itself.
+  /// that a token reads (0.5B Q4_0), and positions (128 behind 4096).
   static constexpr std::int64_t kMostBytes = 400'000'000;
-  static constexpr int kMostPositions = 512;
+  static constexpr int kMostPositions = 4096 + 128;
 
   /// What the engine owns and the kernel works on.
   struct Memory {

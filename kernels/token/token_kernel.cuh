@@ -9,9 +9,9 @@
 //           of the head. Its warps take every 16th tile of what is multiplied
 // NEEDS     sm_90 and a cooperative launch (on the emulator one block); head_dim 64 or 128, rows multiples of 32 (of 256
 //           for such blocks), an embedding of the head's type: checked by token_supported, and said in its error
-// TRAFFIC   every weight once, cached keys and values once for each head of their group; 16 bytes for three f32 or 12 bytes of int8
-//           between blocks      WORK 2 a weight int8_op
-// LOOK FOR  SASS: UBLKCP, SYNCS, LDG.E.128.STRONG.GPU, IMMA.16832; no LDL, STL, MEMBAR
+// TRAFFIC   every weight once, cached keys and values once for each head of their group, from position kDeep on once
+//           (attend.cuh); 16 bytes for two f32 or 12 bytes of int8 between blocks      WORK 2 a weight int8_op
+// LOOK FOR  SASS: UBLKCP, SYNCS, LDG.E.128.STRONG.GPU, IMMA.16832; no LDL or STL between IMMA, no MEMBAR but at a token's end
 // EXPECT    five exchanges a layer, of which two overlap: each some trips to L2 and a product from shared memory, 3 us.
 //           Weights do not wait for them: the ring holds what several of them need
 // BUILD     part of the engine of chapters/09-qwen; tested by kernels/token/test_token.cpp
@@ -30,7 +30,6 @@
 #include "kernels/attention/powers.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mbarrier.cuh"
-#include "kernels/device/pdl.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/tma.cuh"
 #include "kernels/elementwise/argmax.cuh"
@@ -299,7 +298,8 @@ struct Worker {
   const TokenProgram& p;
   unsigned char* const shared;
   Fixed& fixed;
-  const int blocks, block, thread, lane, warp;
+  const int blocks, block;
+  int lane, warp, thread;
 
   int place = 0;        // of the ring, that is multiplied next
   unsigned parity = 0;  // of its barrier
@@ -314,11 +314,17 @@ struct Worker {
         shared(dynamic_shared<unsigned char>()),
         fixed(*dynamic_shared<Fixed>()),
         blocks(static_cast<int>(gridDim.x)),
-        block(static_cast<int>(blockIdx.x)),
-        thread(static_cast<int>(threadIdx.x)),
-        lane(static_cast<int>(threadIdx.x % 32)),
-        // From lane 0, so that the compiler knows that all lanes have the same: branches on it then are those of a warp.
-        warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0)) {}
+        block(static_cast<int>(blockIdx.x)) {
+    know_thread();
+  }
+  /// The thread's numbers, anew: the compiler takes them for results of shuffles. Otherwise it would make up, before all
+  /// loops, whatever depends on them in any part of the kernel, and would have no registers to keep that in.
+  __device__ __forceinline__ void know_thread() {
+    lane = static_cast<int>(tiles::kept(threadIdx.x % 32));
+    // From lane 0: so the compiler knows that all lanes have the same, and branches on it are those of a warp.
+    warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
+    thread = 32 * warp + lane;
+  }
 
   __device__ __forceinline__ float* floats(int offset) const {
     return reinterpret_cast<float*>(shared + offset);
@@ -570,17 +576,6 @@ struct Worker {
   }
   static __device__ __forceinline__ float weight_of(float score, float highest) {
     return score == -INFINITY ? 0.0f : power_of_two(score - highest);
-  }
-
-  /// Lines of a layer's caches that will be wanted soon.
-  __device__ __forceinline__ void prefetch_cache(int l, int kv_head, int position) const {
-    const long long row = p.heads.kv_length();
-    const long long from = static_cast<long long>(l) * p.context * row + kv_head * HEAD_DIM;
-    constexpr int LINES = HEAD_DIM / 64;  // of a row
-    for (int i = thread; i < position * LINES; i += kThreads) {
-      prefetch_l2(p.keys + from + i / LINES * row + i % LINES * 64);
-      prefetch_l2(p.values + from + i / LINES * row + i % LINES * 64);
-    }
   }
 
   /// Positions first .. of a warp, N times eight.
@@ -915,6 +910,7 @@ struct Worker {
         const LayerWeights& w = layer(l);
         ++step;
         piece = side = 0;
+        know_thread();
         const bool deep = position >= kDeep;
         if (attends) {
           float of_key = 0.0f;
@@ -953,22 +949,26 @@ struct Worker {
           attend_together<HEAD_DIM>(fixed.attention);
           __syncthreads();  // sums' memory is free
         }
+        know_thread();
         if (has(kOutputRows)) {
           take_codes(p.packets + plan.rows.mixed, step, plan.at.mixed, p.embedding);
           batches<LayerFormat>(kOutputRows, plan.row_steps, plan.at.mixed, p.embedding,
                                [&](const Batch& of) { add_to_x(of, plan.row_steps, between, step); });
         }
+        know_thread();
         if (has(kGateRows)) {
           take_x(between, step, w.ffn_norm, 0, norm_from(l + 1, true));
           batches<LayerFormat>(kGateRows, plan.row_steps, plan.at.row, p.embedding,
                                [&](const Batch& of) { gate_and_up(of, step); });
         }
+        know_thread();
         if (has(kDownRows)) {
           take_codes(p.packets + plan.rows.gated, step, plan.at.gated, p.feed_forward);
           batches<LayerFormat>(kDownRows, plan.gated_steps, plan.at.gated, p.feed_forward,
                                [&](const Batch& of) { add_to_x(of, plan.gated_steps, x, step); });
         }
       }
+      know_thread();
       take_x(x, step, p.output_norm, 0, norm_from(0, true));
       batches<HeadFormat>(kHeadRows, plan.head_steps, plan.at.row, p.embedding,
                           [&](const Batch& of) { best = logits(of, last && p.logits != nullptr, best); });
