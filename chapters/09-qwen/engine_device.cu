@@ -178,7 +178,7 @@ class DeviceEngine final : public Engine {
       }
       set_step(tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(rows)),
                position_ + done);
-      deep_ = is_deep(position_ + done);
+      reach_ = attention_decode_reach(attention_, position_ + done);
       const bool last = done + rows == n, wanted = !logits.empty() && (every_row || last);
       if (wanted && rows == 1) {
         decode(every_row ? logits.subspan(static_cast<std::size_t>(done) * vocabulary) : logits);
@@ -233,8 +233,9 @@ class DeviceEngine final : public Engine {
     set_step(std::span(&token, 1), position_);
     for (std::size_t i = 0; i < drawn.size(); ++i) {
       // Behind the token before, whose choice it finds on the device.
-      deep_ = is_deep(position_ + static_cast<int>(i));
-      queue_again(followed_[deep_ ? 1 : 0], 0, [this] { queue_token(logits_.data(), true); });
+      reach_ = attention_decode_reach(attention_, position_ + static_cast<int>(i));
+      queue_again(followed_[static_cast<std::size_t>(reach_)], 0,
+                  [this] { queue_token(logits_.data(), true); });
       if (!launches_.replay()) finish();
     }
     finish();
@@ -270,9 +271,6 @@ class DeviceEngine final : public Engine {
   }
   /// Whether the kernel for one token takes these heads; others rotate, store and attend in two launches.
   [[nodiscard]] bool one_launch_attends() const { return attention_decode_supported<KV>(heads_).ok(); }
-  /// Whether a token at `position` attends to many positions. Few are a launch of their own, without the blocks that would
-  /// have nothing to do.
-  [[nodiscard]] bool is_deep(int position) const { return position >= attention_.few; }
   /// Whether launches for one token are the fused ones: all matrices tiles, or multiplied with f32 activations.
   [[nodiscard]] bool fused_one() const {
     const auto other = [this](const gguf::Tensor* t) {
@@ -584,8 +582,7 @@ class DeviceEngine final : public Engine {
     a.workspace = workspace_.data();
     a.shape = heads_, a.context = options_.context;
     a.early = true;  // the token's embedding was looked up by a launch that waited for all before it
-    AttentionDecodePlan plan = attention_;
-    if (!deep_) plan.splits = 1;
+    const AttentionDecodePlan plan = attention_decode_plan_of(attention_, reach_);
     queue({"attention_decode", {}, 1, heads_.q_length()},
           [&] { return launch_attention_decode(a, stream_, overlap(), plan); });
   }
@@ -680,7 +677,7 @@ class DeviceEngine final : public Engine {
 
   /// One token, whose step is set, and its logits. Synchronises.
   void decode(std::span<float> logits) {
-    queue_again(one_[deep_ ? 1 : 0], 1, [this] { queue_token(row_.data(), false); });
+    queue_again(one_[static_cast<std::size_t>(reach_)], 1, [this] { queue_token(row_.data(), false); });
     finish();
     copy_row(logits);
   }
@@ -735,9 +732,10 @@ class DeviceEngine final : public Engine {
   bool biased_ = false;                  // whether one of them is not 0
   std::optional<SampleOptions> sample_;  // of follow(); nothing: the largest logit
   std::optional<WholeToken> whole_;      // where single tokens are one launch
-  std::array<Again, 2> one_, followed_;  // a token and its logits; and the token after it: not deep, deep
-  AttentionDecodePlan attention_;        // of attention_decode
-  bool deep_ = false;                    // is_deep() of the token that is queued
+  // A token and its logits; and the token after it: of every reach.
+  std::array<Again, kAttentionDecodeReaches> one_, followed_;
+  AttentionDecodePlan attention_;               // of attention_decode
+  int reach_ = 0;                               // attention_decode_reach() of the token that is queued
   std::map<int, std::optional<Graph>> passes_;  // by their number of rows: seen once, or recorded
 };
 

@@ -68,6 +68,7 @@ struct AttentionDecodePlan {
   int cluster_of_one = 1;  ///< the same where splits = 1
   int splits = 0;          ///< pieces at most; 1 for a launch of its own for few positions
   int few = 0;             ///< positions for which such a launch is the faster one
+  int very_few = 0;        ///< and for which it is better without clusters
   int alone = 0;           ///< positions that are one piece
   int least = 0;           ///< positions of one of several pieces, at least
 };
@@ -599,10 +600,22 @@ inline AttentionDecodePlan attention_decode_plan(HeadShape s, int context, int s
   p.cluster_of_one = cluster;
   p.cluster = s.head_dim == 64 ? 1 : cluster;
   p.few = cluster == 1 ? d::kAlone[0] : s.head_dim == 64 ? 512 : d::kAlone[1];
+  p.very_few = cluster > p.cluster ? d::kWarps<1> * d::kTile : 0;  // a tile for each warp of a block
   p.alone = d::kAlone[p.cluster > 1 ? 1 : 0];
   p.least = d::kLeast[p.cluster > 1 ? 1 : 0];
   const int most = std::min({sms / (p.groups * p.cluster), runs::kMost, (context + p.least - 1) / p.least});
   p.splits = context <= p.few ? 1 : std::max(1, most);
+  return p;
+}
+
+/// Launches for tokens at different positions, which differ in how they are cut: of very few, few and many positions.
+inline constexpr int kAttentionDecodeReaches = 3;
+inline int attention_decode_reach(const AttentionDecodePlan& p, int position) {
+  return position < p.very_few ? 0 : position < p.few ? 1 : 2;
+}
+inline AttentionDecodePlan attention_decode_plan_of(AttentionDecodePlan p, int reach) {
+  if (reach < 2) p.splits = 1;
+  if (reach == 0) p.cluster_of_one = 1;
   return p;
 }
 

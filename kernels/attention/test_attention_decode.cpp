@@ -312,6 +312,19 @@ TEST_CASE("the bits do not depend on the room that the cache has, if many positi
   }
 }
 
+TEST_CASE("launches for very few, few and many positions") {
+  for (const HeadShape s : {HeadShape{14, 2, 64}, {7, 1, 128}}) {
+    const Problem<__half> problem(s, 1100, 2.0f, 0.0f, 5);
+    const AttentionDecodePlan plan =
+        attention_decode_plan(s, 1100, multiprocessor_count(), most_cluster_blocks());
+    for (const int position : {0, 127, 128, 511, 512, 1023, 1024}) {
+      const AttentionDecodePlan cut = attention_decode_plan_of(plan, attention_decode_reach(plan, position));
+      const std::string wrong = problem.compare(problem.run(position, &cut), position);
+      CHECK_MESSAGE(wrong.empty(), "position " << position << ": " << wrong);
+    }
+  }
+}
+
 TEST_CASE("one recording serves every position") {
   const Problem<__half> problem({14, 2, 64}, 600, 2.0f, 0.0f, 2);
   const HeadShape s = problem.s;
