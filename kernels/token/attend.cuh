@@ -5,8 +5,8 @@
 // of a head one warp of the grid brings those together. A partial sum is already divided by its total: beside its elements
 // one number is enough, the logarithm of that total.
 //
-// USE     all threads that compute: begin() some time before finish(), for what the caches will be asked for; finish(). On
-//         the emulator, where one block has all units: units() for every block's part, then combine() for every block's.
+// USE     all threads of a block: finish(). On the emulator, where one block has all units: units() for every block's part,
+//         then combine() for every block's.
 // MAP     block -> units block, block + blocks, ..: warps 0..7 -> 16 positions' scores each, of 128 at a time; warps 8.. ->
 //         64 elements of values of every fourth 16 positions. Warp w of block b -> task b + w * blocks of combining
 // NEEDS   head_dim 64 or 128, at most 8 heads a key head; k and v with their biases, q likewise, not rotated
@@ -22,7 +22,6 @@
 #include "kernels/attention/runs.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/reduce.cuh"
-#include "kernels/device/tma.cuh"
 #include "kernels/elementwise/rope_store.cuh"
 #include "kernels/token/exchange.cuh"
 
@@ -89,29 +88,21 @@ struct Attend {
   const AttendArgs& a;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
-  /// Asks for this block's share of the layer's earlier rows to be brought to L2, whoever will read it. By any warp.
-  __device__ __forceinline__ void begin() const {
-    constexpr int PIECE = 4096;  // bytes
-    const long long all = static_cast<long long>(a.position) * a.heads.kv_length() * 2;
-    for (long long i = static_cast<long long>(a.block) + static_cast<long long>(lane) * a.blocks;
-         i * PIECE < all; i += 32LL * a.blocks) {
-      const auto bytes = static_cast<unsigned>(all - i * PIECE < PIECE ? all - i * PIECE : PIECE);
-      bulk_prefetch_l2(reinterpret_cast<const unsigned char*>(a.keys) + i * PIECE, bytes);
-      bulk_prefetch_l2(reinterpret_cast<const unsigned char*>(a.values) + i * PIECE, bytes);
-    }
-  }
-  __device__ __forceinline__ void finish(Meeting& meet) const {
-    units(meet);
-    combine(meet);
+  __device__ __forceinline__ void finish() const {
+    units();
+    combine();
   }
 
-  __device__ __forceinline__ void units(Meeting& meet) const {
+  __device__ __forceinline__ void units() const {
     const Runs runs = runs_of(a.position + 1, most_runs(a.heads, a.blocks));
     for (int u = a.block; u < a.heads.kv_heads * runs.count; u += a.blocks) {
       if (u != a.block) meet();  // the last unit's sums have been read
-      unit(u % a.heads.kv_heads, u / a.heads.kv_heads, runs, meet);
+      unit(u % a.heads.kv_heads, u / a.heads.kv_heads, runs);
     }
   }
+
+  /// All warps of the block, whatever their part.
+  static __device__ __forceinline__ void meet() { __syncthreads(); }
 
   /// A block's unit.
   struct Part {
@@ -176,7 +167,7 @@ struct Attend {
   }
 
   /// A warp's part: scores of every eighth tile.
-  __device__ __forceinline__ void scores(const Part& u, Shared& s, Meeting& meet) const {
+  __device__ __forceinline__ void scores(const Part& u, Shared& s) const {
     const int stored = min(u.end, a.position);
     int first = u.begin + kTile * warp;
     const __half* keys = a.keys + static_cast<long long>(first) * u.stride + u.kv * HD;
@@ -211,7 +202,7 @@ struct Attend {
   }
 
   /// A warp's part: values times weights, of 64 elements and every fourth tile.
-  __device__ __forceinline__ void sums(const Part& u, Shared& s, Meeting& meet) const {
+  __device__ __forceinline__ void sums(const Part& u, Shared& s) const {
     const int part = (warp - kTiles) / kHalves, half = (warp - kTiles) % kHalves;
     const int stored = min(u.end, a.position);
     int first = u.begin + kTile * part;
@@ -277,7 +268,7 @@ struct Attend {
     }
   }
 
-  __device__ __forceinline__ void unit(int kv, int run, const Runs& runs, Meeting& meet) const {
+  __device__ __forceinline__ void unit(int kv, int run, const Runs& runs) const {
     Shared& s = *reinterpret_cast<Shared*>(a.scratch);
     const int group = a.heads.heads / a.heads.kv_heads, positions = a.position + 1;
     Part u;
@@ -289,9 +280,9 @@ struct Attend {
     // 1. Warps have one of three parts; they meet when queries and the new row are there, when the scores of some tiles
     //    are, and when these have been read.
     if (warp < kTiles) {
-      scores(u, s, meet);
+      scores(u, s);
     } else if (warp < kTiles + kValueWarps) {
-      sums(u, s, meet);
+      sums(u, s);
     } else {
       take_newest(u, s);
       meet();
@@ -319,7 +310,7 @@ struct Attend {
   }
 
   /// What units with several runs have sent, 32 elements at a time.
-  __device__ __forceinline__ void combine(Meeting& meet) const {
+  __device__ __forceinline__ void combine() const {
     const Runs runs = runs_of(a.position + 1, most_runs(a.heads, a.blocks));
     if (runs.count == 1) return;
     for (int task = a.block; task < a.heads.heads * (HD / 32); task += a.blocks) {

@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #include "kernels/device/cuda.cuh"
-#include "kernels/device/mbarrier.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/quant/quantize_acts.cuh"
 
@@ -89,12 +88,6 @@ inline constexpr int kWarps = 16,
                      kThreads = 32 * kWarps;  ///< of a block
 inline constexpr int kFloatPackets = 8;       ///< of sixteen f32
 inline constexpr int kBlockPackets = 4;       ///< of 32 int8, their scale and sums
-
-/// Where the threads of a block wait for each other.
-struct Meeting {
-  std::uint64_t* barrier = nullptr;
-  __device__ __forceinline__ void operator()() { __syncthreads(); }
-};
 
 /// d and 1/d of a block of int8, as q8_scale has them but for the last bits: a reciprocal of one instruction.
 __device__ __forceinline__ Q8Scale quick_scale(unsigned largest) {

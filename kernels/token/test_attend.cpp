@@ -27,17 +27,10 @@ __global__ void __launch_bounds__(token::kThreads, 1)
                   Packet* out,                             // [tokens] of a.mixed
                   Packet* done,                            // [gridDim.x]
                   int tokens) {
-  __shared__ std::uint64_t barrier;
   __shared__ float2 angle[HD / 2];
   const int thread = static_cast<int>(threadIdx.x), grid = static_cast<int>(gridDim.x);
   const int elements = a.heads.q_length() + 2 * a.heads.kv_length(),
             codes = a.heads.q_length() / 32 * token::kBlockPackets;
-  if (thread == 0) {
-    mbarrier_init(&barrier, token::kThreads);
-    mbarrier_init_fence();
-  }
-  __syncthreads();  // the barrier is there
-  token::Meeting meet{&barrier};
   a.q = sent, a.k = sent + a.heads.q_length() / 2, a.v = a.k + a.heads.kv_length() / 2;
   a.angle = angle;
   a.scratch = dynamic_shared<unsigned char>();
@@ -47,16 +40,14 @@ __global__ void __launch_bounds__(token::kThreads, 1)
          i += grid * token::kThreads)
       store_packet(sent + i, {{__float_as_uint(row[2 * i]), __float_as_uint(row[2 * i + 1]), 0u}, a.step});
     if (thread < HD / 2) angle[thread] = angles[t * (HD / 2) + thread];
-    meet();  // angles are there, and on the emulator packets
+    __syncthreads();  // angles are there, and on the emulator packets
     for (a.block = static_cast<int>(blockIdx.x); a.block < a.blocks; a.block += grid) {
-      const token::Attend<HD> attend{a};
-      if (thread < 32) attend.begin();
-      attend.units(meet);
-      meet();  // the sums have been read
+      token::Attend<HD>{a}.units();
+      __syncthreads();  // the sums have been read
     }
     for (a.block = static_cast<int>(blockIdx.x); a.block < a.blocks; a.block += grid)
-      token::Attend<HD>{a}.combine(meet);
-    meet();
+      token::Attend<HD>{a}.combine();
+    __syncthreads();
 
     // No block goes on before all have read what they wanted; and then they see each other's rows of the caches.
     for (int i = thread; i < codes; i += token::kThreads) {
@@ -64,12 +55,12 @@ __global__ void __launch_bounds__(token::kThreads, 1)
       if (blockIdx.x == 0) out[t * codes + i] = p;
     }
     __threadfence();
-    meet();
+    __syncthreads();
     if (thread == 0) store_packet(done + blockIdx.x, {{0, 0, 0}, a.step});
-    meet();
+    __syncthreads();
     for (int i = thread; i < grid; i += token::kThreads) wait_packet(done + i, load_packet(done + i), a.step);
     __threadfence();
-    meet();
+    __syncthreads();
   }
 }
 

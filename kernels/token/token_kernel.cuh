@@ -283,8 +283,7 @@ inline Layout::Layout(const TokenProgram& p, int blocks, std::size_t limit) {
 /// Attention of many positions: a function of its own, whose registers others do not have to leave free.
 template <int HEAD_DIM>
 [[gnu::noinline]] __device__ void attend_together(const AttendArgs& args) {
-  Meeting all{};
-  Attend<HEAD_DIM>{args}.finish(all);
+  Attend<HEAD_DIM>{args}.finish();
 }
 
 /// One block of the grid, at work.
