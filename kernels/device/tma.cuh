@@ -52,15 +52,6 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, unsi
 #endif
 }
 
-/// Asks for `bytes` at p, both multiples of 16, to be brought into L2. A hint, as prefetch_l2 (pdl.cuh) is.
-__device__ __forceinline__ void bulk_prefetch_l2(const void* p, unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#else
-  (void)p, (void)bytes;
-#endif
-}
-
 /// A matrix in global memory and the box that one copy takes of it. Kernels get it by value, as
 /// `const __grid_constant__ TensorMap map`.
 struct TensorMap {
