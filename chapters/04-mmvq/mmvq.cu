@@ -104,9 +104,13 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
 template <class Format, int TILES>
 struct InFlight : Format {
   static constexpr tiles::Plan with(tiles::Plan p) { return {p.warps, TILES, p.blocks, TILES}; }
-  static constexpr tiles::Plan kShort = with(Format::kShort), kLong = with(Format::kLong),
-                               kGate = with(Format::kGate);
+  static constexpr tiles::Plan kShort = with(Format::kShort), kLong = with(Format::kLong);
 };
+}  // namespace mmvq_rungs
+template <class Format, int TILES>
+inline constexpr tiles::Plan tiles::kOneBlock<mmvq_rungs::InFlight<Format, TILES>> =
+    mmvq_rungs::InFlight<Format, TILES>::with(kOneBlock<Format>);
+namespace mmvq_rungs {
 
 /// mmvq_tiles as programs use it, and what its parts are worth: one tile a warp under way instead of several, and
 /// launches that wait for each other's end.

@@ -470,7 +470,8 @@ inline constexpr int kMostRanks = 4;  ///< blocks that have the same rows
 template <class Format>
 inline constexpr Plan kFewWarps = {4, Format::kLong.tiles, 4, Format::kLong.tiles};
 
-/// One block of a multiprocessor, which then has all of its warps at a row: where rows are few.
+/// One block of a multiprocessor, which leaves registers and shared memory to one of the next kernel. Where different
+/// kernels follow each other, as in a token, this one's ring fills before the block here has ended.
 template <class Format>
 constexpr Plan one_block() {
   if (Format::kLong.blocks == 1) return Format::kLong;
@@ -478,13 +479,15 @@ constexpr Plan one_block() {
   return {W, D, 1, D};
 }
 template <class Format>
-inline constexpr Plan kFewRows = one_block<Format>();
+inline constexpr Plan kOneBlock = one_block<Format>();
+/// Rows up to this length are shared by that block's warps, too: a launch of them is short, whatever else it has.
+inline constexpr int kShortestRow = 1024;
 
-/// Rows of a launch as far as its blocks depend on them. They decide the order of additions, so nothing here may depend on nt.
+/// Rows of a launch as far as its blocks depend on them. They decide the order of additions, so nothing here may depend on
+/// nt, nor on how many rows there are.
 struct Rows {
   long long id;
-  bool pairs;  ///< whether results go to planes
-  bool many;   ///< whether there are several sixteens for each multiprocessor
+  bool planes;  ///< whether results go to planes
 };
 
 /// What a block is made of, by its rows and the shared memory that it may have.
@@ -495,13 +498,14 @@ constexpr Plan plan_of(Rows rows, std::size_t limit) {
     return ring_bytes<Format>(P) + staged_bytes<1>(rows.id) + fixed_bytes<1, W>() <= limit &&
            ring_bytes<Format>(plan_for<NT>(P)) + fixed_bytes<NT, W>() <= limit;
   };
-  constexpr Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
-  // Those of a launch without a gate keep their bits whatever others there are: however many they are, but for pairs, whose
-  // order of additions is their own.
-  const bool few = SWIGLU ? !rows.many : rows.pairs;
-  if (few && fits.template operator()<kFewRows<Format>>()) return kFewRows<Format>;
-  if (!few && rows.id <= kShortRow && fits.template operator()<kShort>()) return kShort;
-  if (!few && rows.id > kShortRow && fits.template operator()<Format::kLong>()) return Format::kLong;
+  // Products with a gate, and those that make planes, stand between other kernels.
+  if (SWIGLU || rows.planes || rows.id <= kShortestRow) {
+    if (fits.template operator()<kOneBlock<Format>>()) return kOneBlock<Format>;
+  } else if (rows.id <= kShortRow) {
+    if (fits.template operator()<Format::kShort>()) return Format::kShort;
+  } else if (fits.template operator()<Format::kLong>()) {
+    return Format::kLong;
+  }
   return kFewWarps<Format>;
 }
 
@@ -582,16 +586,16 @@ Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stre
     return Status::error("mmvq_tiles: only a token alone can be normalised here, and nt is " +
                          std::to_string(nt));
   }
-  constexpr Plan kShort = SWIGLU ? Format::kGate : Format::kShort;
-  const bool many = parts.first[1] >= 4 * multiprocessor_count();
-  const Plan plan = plan_of<Format, SWIGLU>({id, parts.planes != nullptr, many}, shared_memory_limit());
+  const Plan plan = plan_of<Format, SWIGLU>({id, parts.planes != nullptr}, shared_memory_limit());
   const auto go = [&]<int NT>() {
-    if (plan == kShort)
-      return launch_parts<Format, NT, kShort, SWIGLU>(parts, acts, nt, id, stream, programmatic);
-    if (plan == Format::kLong)
-      return launch_parts<Format, NT, Format::kLong, SWIGLU>(parts, acts, nt, id, stream, programmatic);
-    if (plan == kFewRows<Format>)
-      return launch_parts<Format, NT, kFewRows<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    if constexpr (!SWIGLU) {
+      if (plan == Format::kShort)
+        return launch_parts<Format, NT, Format::kShort, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+      if (plan == Format::kLong)
+        return launch_parts<Format, NT, Format::kLong, SWIGLU>(parts, acts, nt, id, stream, programmatic);
+    }
+    if (plan == kOneBlock<Format>)
+      return launch_parts<Format, NT, kOneBlock<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
     return launch_parts<Format, NT, kFewWarps<Format>, SWIGLU>(parts, acts, nt, id, stream, programmatic);
   };
   return nt == 1 ? go.template operator()<1>() : go.template operator()<tile_acts::kMostTokens>();

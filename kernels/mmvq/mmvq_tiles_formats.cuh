@@ -4,8 +4,7 @@
 // A format is a struct with
 //   Block      the type's block
 //   kShort     how blocks of one token are made for short rows (Plan): as measured on an H200
-//   kLong      and for long ones
-//   kGate      and for short ones with a gate, if there are many
+//   kLong      and for long ones, both of products that other launches of this kernel follow
 //   kZero      what unsigned codes are too large by
 //   kMin       whether a minimum is added to what codes mean
 //   kHalves    whether 16 codes have a scale, not 32
@@ -195,7 +194,7 @@ struct NibbleRaw {
 // ANCHOR: tile_q4_0
 struct TileQ4_0 : PlainCodes {
   using Block = BlockQ4_0;
-  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 4, 2, 3}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 4, 2, 3};
   static constexpr int kZero = 8;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>
@@ -224,7 +223,7 @@ struct TileQ4_0 : PlainCodes {
 // ANCHOR: tile_q4_1
 struct TileQ4_1 : TileQ4_0 {
   using Block = BlockQ4_1;
-  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 5, 1, 4}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 4, 4, 3}, kLong = {16, 5, 1, 4};
   static constexpr int kZero = 0;
   static constexpr bool kPlaced = false;
   static constexpr bool kMin = true;
@@ -247,7 +246,7 @@ struct FiveBitRaw : NibbleRaw<NT, Scales, 1280> {
 // ANCHOR: tile_q5_0
 struct TileQ5_0 : TileQ4_0 {
   using Block = BlockQ5_0;
-  static constexpr Plan kShort = {8, 5, 3, 4}, kLong = {16, 5, 1, 5}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 5, 3, 4}, kLong = {16, 5, 1, 5};
   static constexpr int kZero = 16;
   static constexpr bool kPlaced = false;
   template <int NT>
@@ -266,7 +265,7 @@ struct TileQ5_0 : TileQ4_0 {
 // ANCHOR: tile_q5_1
 struct TileQ5_1 : TileQ5_0 {
   using Block = BlockQ5_1;
-  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 5}, kGate = {16, 5, 1, 5};
+  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {16, 5, 1, 5};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;
   template <int NT>
@@ -277,7 +276,7 @@ struct TileQ5_1 : TileQ5_0 {
 // ANCHOR: tile_q8_0
 struct TileQ8_0 : TileQ4_0 {
   using Block = BlockQ8_0;
-  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {8, 5, 2, 5}, kGate = {8, 3, 4, 3};
+  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {8, 5, 2, 5};
   static constexpr int kZero = 0;
   static constexpr bool kPlaced = false;
   template <int NT>
@@ -346,7 +345,7 @@ __device__ __forceinline__ void iq4_operands(unsigned row, unsigned row8, const 
 // ANCHOR: tile_iq4_nl
 struct TileIQ4_NL : TileQ4_0 {
   using Block = BlockIQ4_NL;
-  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {12, 5, 2, 2}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 5, 3, 2}, kLong = {12, 5, 2, 2};
   static constexpr int kZero = 0;
   static constexpr bool kPlaced = false;
   template <int S, class R>
@@ -385,7 +384,7 @@ __device__ __forceinline__ unsigned minima_k4(const uint4& head) {
 // ANCHOR: tile_q4_k
 struct TileQ4_K : PlainCodes {
   using Block = BlockQ4_K;
-  static constexpr Plan kShort = {8, 4, 2, 3}, kLong = {16, 3, 1, 2}, kGate = {8, 4, 2, 4};
+  static constexpr Plan kShort = {8, 4, 2, 3}, kLong = {16, 3, 1, 2};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = false;
   template <int NT>
@@ -425,7 +424,7 @@ struct TileQ4_K : PlainCodes {
 // ANCHOR: tile_q5_k
 struct TileQ5_K : TileQ4_K {
   using Block = BlockQ5_K;
-  static constexpr Plan kShort = {8, 4, 2, 3}, kLong = {16, 3, 1, 2}, kGate = {8, 4, 2, 4};
+  static constexpr Plan kShort = {8, 4, 2, 3}, kLong = {16, 3, 1, 2};
   template <int NT>
   struct Raw {
     uint4 w[4], head[2];
@@ -470,7 +469,7 @@ __device__ __forceinline__ unsigned two_bytes(unsigned low, unsigned high, int s
 // ANCHOR: tile_q6_k
 struct TileQ6_K : PlainCodes {
   using Block = BlockQ6_K;
-  static constexpr Plan kShort = {8, 3, 2, 3}, kLong = {12, 3, 1, 3}, kGate = {8, 3, 2, 3};
+  static constexpr Plan kShort = {8, 3, 2, 3}, kLong = {12, 3, 1, 3};
   static constexpr int kZero = 32;
   static constexpr bool kMin = false, kHalves = true;
   static constexpr int kMostProduct = 32 * 128;
@@ -528,7 +527,7 @@ struct TileQ6_K : PlainCodes {
 // ANCHOR: tile_q2_k
 struct TileQ2_K : PlainCodes {
   using Block = BlockQ2_K;
-  static constexpr Plan kShort = {8, 5, 3, 1}, kLong = {16, 5, 1, 1}, kGate = {8, 4, 4, 4};
+  static constexpr Plan kShort = {8, 5, 3, 1}, kLong = {16, 5, 1, 1};
   static constexpr int kZero = 0;
   static constexpr bool kMin = true, kHalves = true;
   template <int NT>
@@ -593,7 +592,7 @@ struct TileQ2_K : PlainCodes {
 // ANCHOR: tile_q3_k
 struct TileQ3_K : PlainCodes {
   using Block = BlockQ3_K;
-  static constexpr Plan kShort = {8, 4, 3, 2}, kLong = {16, 4, 1, 2}, kGate = {8, 5, 2, 5};
+  static constexpr Plan kShort = {8, 4, 3, 2}, kLong = {16, 4, 1, 2};
   static constexpr int kZero = 4;
   static constexpr bool kMin = false, kHalves = true;
   /// Four low bits of every scale, its two high bits, and d of both rows: a row's twelve bytes of scales are apart.
@@ -703,7 +702,7 @@ struct TileQ3_K : PlainCodes {
 // ANCHOR: tile_iq4_xs
 struct TileIQ4_XS : PlainCodes {
   using Block = BlockIQ4_XS;
-  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {16, 3, 1, 2}, kGate = {8, 4, 2, 4};
+  static constexpr Plan kShort = {8, 3, 3, 2}, kLong = {16, 3, 1, 2};
   static constexpr int kZero = 0;
   static constexpr bool kMin = false, kHalves = false;
   template <int NT>

@@ -111,18 +111,19 @@ void check_shared(long long id, std::size_t limit) {
 
 template <class Format, bool SWIGLU>
 void check_plan(tiles::Rows rows, std::size_t limit) {
-  constexpr tiles::Plan kShort = SWIGLU ? Format::kGate : Format::kShort, kFew = tiles::kFewRows<Format>;
   const tiles::Plan plan = tiles::plan_of<Format, SWIGLU>(rows, limit);
-  const bool few = SWIGLU ? !rows.many : rows.pairs;
-  const tiles::Plan wanted = few ? kFew : rows.id <= tiles::kShortRow ? kShort : Format::kLong;
+  const bool one = SWIGLU || rows.planes || rows.id <= tiles::kShortestRow;
+  const tiles::Plan wanted = one                           ? tiles::kOneBlock<Format>
+                             : rows.id <= tiles::kShortRow ? Format::kShort
+                                                           : Format::kLong;
   CHECK((plan == wanted || plan == tiles::kFewWarps<Format>));
   if (limit == 227UL * 1024) CHECK(plan == wanted);
-  if (plan == kShort) {
-    check_shared<Format, kShort>(rows.id, limit);
+  if (plan == tiles::kOneBlock<Format>) {
+    check_shared<Format, tiles::kOneBlock<Format>>(rows.id, limit);
+  } else if (plan == Format::kShort) {
+    check_shared<Format, Format::kShort>(rows.id, limit);
   } else if (plan == Format::kLong) {
     check_shared<Format, Format::kLong>(rows.id, limit);
-  } else if (plan == kFew) {
-    check_shared<Format, kFew>(rows.id, limit);
   } else {
     check_shared<Format, tiles::kFewWarps<Format>>(rows.id, limit);
   }
@@ -140,11 +141,9 @@ TEST_CASE("every layer of every model fits the shared memory of GPUs with little
                 for (const QwenLayer& l : all_qwen_layers()) {
                   CAPTURE(l.name);
                   CAPTURE(limit);
-                  for (const bool pairs : {false, true}) {
-                    for (const bool many : {false, true}) {
-                      check_plan<Format, false>({l.id, pairs, many}, limit);
-                      check_plan<Format, true>({l.id, pairs, many}, limit);
-                    }
+                  for (const bool planes : {false, true}) {
+                    check_plan<Format, false>({l.id, planes}, limit);
+                    check_plan<Format, true>({l.id, planes}, limit);
                   }
                 }
               }
