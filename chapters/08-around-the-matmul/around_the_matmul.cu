@@ -93,10 +93,12 @@ inline std::vector<Operation> operations() {
   for (const bool clusters : {false, true}) {
     Operation& decode =
         add(clusters ? "attention_decode" : "attention_decode_blocks",
-            clusters
-                ? "one token: rotation, store, attention by clusters of blocks or by blocks, and int8 planes in one launch"
-                : "the same without clusters: every block sends its piece to others",
-            LADDER_DECODE "attention_decode," LADDER_DECODE "runs," LADDER_DECODE "pieces,"
+            clusters ? "one token: rotation, store, attention by clusters of blocks or by blocks, and int8 "
+                       "planes in one launch"
+                     : "the same without clusters: every block sends its piece to others",
+            LADDER_DECODE
+            "attention_decode," LADDER_DECODE "runs," LADDER_DECODE
+            "pieces,"
             "kernels/attention/decode_tile.cuh#decode_keys,kernels/attention/decode_tile.cuh#decode_values");
     decode.attends = decode.one_token = true;
     decode.unit = MathUnit::mma_f16;
