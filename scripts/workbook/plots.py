@@ -639,8 +639,8 @@ def _intensity_panel(axes: Axes, choice: Choice, roofs: Roofs) -> None:
 
 
 def _floor(choice: Choice) -> dict[int, float]:
-    """nt -> the least time in ns that the roofs recorded with the points allow (the newest record of each nt)."""
-    floor: dict[int, tuple[str, float]] = {}
+    """nt -> the least time in ns that the roofs recorded with the points allow, by the unit that is fastest."""
+    floor: dict[int, float] = {}
     for line in choice.points:
         record = line.record
         roof = record.get("roof", {})
@@ -649,10 +649,10 @@ def _floor(choice: Choice) -> dict[int, float]:
             parts.append(record["bytes"]["total"] / roof["bandwidth_gbps"])
         if "peak_gops" in roof:
             parts.append(record["work"]["count"] / roof["peak_gops"])
-        nt, date = record["shape"]["nt"], record.get("date", "")
-        if parts and (nt not in floor or date >= floor[nt][0]):
-            floor[nt] = (date, max(parts))
-    return {nt: time for nt, (_, time) in sorted(floor.items())}
+        if parts:
+            nt = record["shape"]["nt"]
+            floor[nt] = min(max(parts), floor.get(nt, math.inf))
+    return dict(sorted(floor.items()))
 
 
 # --- the ladder -----------------------------------------------------------------------------------------------------
