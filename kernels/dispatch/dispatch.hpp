@@ -439,7 +439,7 @@ inline std::string to_text(const Table& table) {
     line.resize(std::max<std::size_t>(line.size(), 36), ' ');
     line += std::string(" ") + info(g.kernel).id;
     line.resize(std::max<std::size_t>(line.size(), 56), ' ');
-    line += " " + type_names(g.types);
+    line.append(" ").append(type_names(g.types));  // a sum of both makes GCC 12 warn of a copy that never is
     for (const std::string& bound :
          {to_text(Axis::nt, g.nt), to_text(Axis::id, g.id), to_text(Axis::weights, g.weights)}) {
       if (!bound.empty()) line += "; " + bound;
