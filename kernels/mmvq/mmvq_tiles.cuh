@@ -94,13 +94,15 @@ __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
 }
 
 /// What a block has summed up: for so many turns, its sums side by side; and those of the turns before, which some warps
-/// still read.
-template <int NT, int W>
+/// still read. With a gate a block has many turns, few of their outputs, and more to do for each: its first warp would do
+/// that after every few turns, and all others wait for it at the next barrier. So the sums of all turns stay, as a rule.
+template <int NT, int W, bool SWIGLU>
 struct Partial {
-  static constexpr int TURNS = NT == 1 ? 4 : 2, OUTS = kRows * NT;
+  static constexpr bool kOnce = NT == 1 && SWIGLU;
+  static constexpr int TURNS = kOnce ? 20 : NT == 1 ? 4 : 2, OUTS = kRows * NT;
   using Turns = float[TURNS][W][OUTS];
-  static_assert(NT > 1 || TURNS * OUTS <= 32 * W, "with one token a thread has one output");
-  Turns v[2];
+  static_assert(NT > 1 || SWIGLU || TURNS * OUTS <= 32 * W, "with one token a thread has one output");
+  Turns v[kOnce ? 1 : 2];
 };
 
 /// What is added to a thread's output of one token, and multiplied with it on its way to planes: asked for before the sums
@@ -125,8 +127,9 @@ struct Early {
 /// @param early of the thread's output, with one token and no gate
 template <int NT, int W, bool SWIGLU>
 __device__ __forceinline__ void finish(const Parts& parts, int first, int turns, int nt, int sums, float root,
-                                       const Early& early, const typename Partial<NT, W>::Turns& partial) {
-  constexpr int OUTS = Partial<NT, W>::OUTS;
+                                       const Early& early,
+                                       const typename Partial<NT, W, SWIGLU>::Turns& partial) {
+  constexpr int OUTS = Partial<NT, W, SWIGLU>::OUTS;
 #pragma unroll 1
   for (int o = static_cast<int>(threadIdx.x); o < (SWIGLU ? turns / 2 : turns) * OUTS; o += 32 * W) {
     const int n = o / OUTS, i = o % OUTS, token = i % NT;
@@ -276,8 +279,8 @@ struct Loader {
 /// @param partial of `turns` turns; `of_ranks` and `arrived` of block 0, at the same place in every block
 template <int W>
 __device__ __forceinline__ void bring_to_first(int turns, int sums, int rank,
-                                               const typename Partial<1, W>::Turns& partial,
-                                               typename Partial<1, W>::Turns& of_ranks,
+                                               const typename Partial<1, W, false>::Turns& partial,
+                                               typename Partial<1, W, false>::Turns& of_ranks,
                                                std::uint64_t* arrived) {
   const int n = static_cast<int>(threadIdx.x) / kRows, i = static_cast<int>(threadIdx.x) % kRows;
   if (n < turns) {
@@ -299,10 +302,10 @@ template <class Format, int NT, int W, int D, int BLOCKS, bool SWIGLU, bool STAG
 __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
                                   blocks_per_sm<Format, W, BLOCKS, RANKS>())
     mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int all_steps) {
-  constexpr int COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W>::TURNS;
+  constexpr int COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W, SWIGLU>::TURNS;
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
-  __shared__ Partial<NT, W> partial;
+  __shared__ Partial<NT, W, SWIGLU> partial;
   __shared__ float root;
   const int lane = static_cast<int>(kept(threadIdx.x % 32)), warp = static_cast<int>(threadIdx.x / 32);
   const int g = lane / 4, t = lane % 4;
@@ -438,7 +441,11 @@ __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
     finish<NT, W, SWIGLU>(parts, first + (SWIGLU ? begun / 2 : begun), until - begun, nt,
                           RANKS ? ranks : min(steps, W), root, early, partial.v[side]);
     begun = until;
-    side ^= 1;
+    if constexpr (Partial<NT, W, SWIGLU>::kOnce) {
+      if (begun < turns) __syncthreads();  // the sums are read before others take their places
+    } else {
+      side ^= 1;
+    }
   } while (begun < turns);
   if constexpr (NT == 1) {
     if (parts.planes != nullptr && blockIdx.x + static_cast<unsigned>(ranks) == gridDim.x)
@@ -454,9 +461,9 @@ constexpr std::size_t ring_bytes(Plan p) {
          tile_bytes<typename Format::Block>();
 }
 /// Shared memory beside rings and activations: sums, what they are multiplied with.
-template <int NT, int W>
+template <int NT, int W, bool SWIGLU>
 constexpr std::size_t fixed_bytes() {
-  return sizeof(Partial<NT, W>) + sizeof(float) + 2 * sizeof(std::uint64_t);
+  return sizeof(Partial<NT, W, SWIGLU>) + sizeof(float) + 2 * sizeof(std::uint64_t);
 }
 /// Bytes of staged activations.
 template <int NT>
@@ -495,8 +502,8 @@ template <class Format, bool SWIGLU>
 constexpr Plan plan_of(Rows rows, std::size_t limit) {
   const auto fits = [&]<Plan P>() {
     constexpr int NT = tile_acts::kMostTokens, W = P.warps;
-    return ring_bytes<Format>(P) + staged_bytes<1>(rows.id) + fixed_bytes<1, W>() <= limit &&
-           ring_bytes<Format>(plan_for<NT>(P)) + fixed_bytes<NT, W>() <= limit;
+    return ring_bytes<Format>(P) + staged_bytes<1>(rows.id) + fixed_bytes<1, W, SWIGLU>() <= limit &&
+           ring_bytes<Format>(plan_for<NT>(P)) + fixed_bytes<NT, W, SWIGLU>() <= limit;
   };
   // Products with a gate, and those that make planes, stand between other kernels.
   if (SWIGLU || rows.planes || rows.id <= kShortestRow) {
@@ -513,11 +520,12 @@ constexpr Plan plan_of(Rows rows, std::size_t limit) {
 inline constexpr std::size_t kMostStagedBytes = 96 * 1024;
 
 /// Whether the activations are copied to shared memory: always those of one token, those of eight if there is room.
-template <class Format, int NT, Plan P>
+template <class Format, int NT, Plan P, bool SWIGLU>
 constexpr bool stages(long long id, std::size_t limit) {
   const std::size_t planes = staged_bytes<NT>(id);
-  return NT == 1 || (planes <= kMostStagedBytes &&
-                     ring_bytes<Format>(plan_for<NT>(P)) + planes + fixed_bytes<NT, P.warps>() <= limit);
+  return NT == 1 ||
+         (planes <= kMostStagedBytes &&
+          ring_bytes<Format>(plan_for<NT>(P)) + planes + fixed_bytes<NT, P.warps, SWIGLU>() <= limit);
 }
 
 template <class Format, int NT, Plan P, bool SWIGLU>
@@ -530,7 +538,7 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
   LaunchOptions options;
   options.programmatic = programmatic;
   const std::size_t limit = shared_memory_limit();
-  const bool staged = stages<Format, NT, P>(id, limit);
+  const bool staged = stages<Format, NT, P, SWIGLU>(id, limit);
   const int blocks = std::min(units, most);
   parts.share = units / blocks;
   parts.more = units % blocks;
@@ -552,10 +560,10 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
       (static_cast<long long>(turns) * ((row_steps + parts.ranks - 1) / parts.ranks) + W - 1) / W;
   parts.early = tiles_of_warp > D ? plan_for<NT>(P).early : D;
   const std::size_t shared = ring_bytes<Format>(plan_for<NT>(P)) + (staged ? staged_bytes<NT>(id) : 0);
-  if (shared + fixed_bytes<NT, W>() > limit) {
+  if (shared + fixed_bytes<NT, W, SWIGLU>() > limit) {
     return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
                          " activations and the weights under way take " +
-                         std::to_string(shared + fixed_bytes<NT, W>()) +
+                         std::to_string(shared + fixed_bytes<NT, W, SWIGLU>()) +
                          " bytes of shared memory; a block of this device has " + std::to_string(limit));
   }
   const dim3 grid(static_cast<unsigned>(blocks * parts.ranks)), block(32 * W);

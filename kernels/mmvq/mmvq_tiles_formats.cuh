@@ -1030,15 +1030,17 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
       const ActsScale x = {__uint_as_float(v.x), v.y};
       const float d = Format::kPlaced ? x.d * constants.down[H] : x.d;
 
-      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers.
-      int c[4] = {};
+      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers, in two chains that do not wait for each other.
+      int c[4] = {}, other[4] = {};
       std::uint32_t b[4];
       codes.template load<H>(0, step, b);
       add_product<Format, 4 * H>(r, constants, {b[0], b[1]}, c);
-      add_product<Format, 4 * H + 1>(r, constants, {b[2], b[3]}, c);
+      add_product<Format, 4 * H + 1>(r, constants, {b[2], b[3]}, other);
       codes.template load<H>(1, step, b);
       add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, c);
-      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, c);
+      add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, other);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] += other[i];
 
       // 3. Scales of sub-block t.
       if constexpr (TWO) {
