@@ -318,18 +318,7 @@ __device__ __forceinline__ void registers_decrease() {
 #endif
 }
 
-/// A barrier among `threads` threads of the block (whole warps) that call it with the same id, 1..15 (0 is
-/// __syncthreads()).
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#else
-  (void)id, (void)threads;
-  needs_sm90("named barriers beside wgmma");
-#endif
-}
-
-/// An arrival at the same barrier that waits for nobody: `threads` counts these too.
+/// An arrival at named_barrier that waits for nobody: `threads` counts these too.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 #if defined(__CUDA_ARCH__)
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -27,6 +27,7 @@
 #include "kernels/device/ldmatrix.cuh"
 #include "kernels/device/mbarrier.cuh"
 #include "kernels/device/mma.cuh"
+#include "kernels/device/named_barrier.cuh"
 #include "kernels/device/pdl.cuh"
 #include "kernels/device/tma.cuh"
 #include "kernels/gemm/gemm_tiles_formats.cuh"
@@ -84,16 +85,6 @@ struct GemmFewShape {
   static constexpr int kShared = kBarriersAt + Config::kWarps * 2 * kTiles * 8;
   static_assert(kTiles >= 2 && kShared <= 227 * 1024);
 };
-
-/// Waits for the warps that share a warp's k. The emulator has no such barrier: there all warps wait.
-template <int ROW_WARPS>
-__device__ __forceinline__ void row_warps_barrier([[maybe_unused]] int k_warp) {
-#if defined(__CUDACC__)
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + k_warp), "n"(32 * ROW_WARPS) : "memory");
-#else
-  __syncthreads();  // what the comment above says
-#endif
-}
 
 // ANCHOR: gemm_tiles_few
 template <class Format, class Config, bool SWIGLU>
@@ -195,8 +186,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     const auto stage = [&]<int J>() {
       const int s = step * PER + J;
       cp_async_wait_group<A - 2>();
-      row_warps_barrier<RW>(
-          k_warp);  // stage s is there for all, and the one before is read: its place can be filled
+      named_barrier(
+          1 + k_warp,
+          32 * RW);  // stage s is there for all, and the one before is read: its place can be filled
       load_acts(s + A - 1);
       if (!mine) return;
       if constexpr (J == 0) mbarrier_wait(full + step % W, static_cast<unsigned>(step / W % 2));

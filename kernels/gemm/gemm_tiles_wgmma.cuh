@@ -27,6 +27,7 @@
 #include "kernels/device/cluster.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mbarrier.cuh"
+#include "kernels/device/named_barrier.cuh"
 #include "kernels/device/pdl.cuh"
 #include "kernels/device/tma.cuh"
 #include "kernels/device/wgmma.cuh"

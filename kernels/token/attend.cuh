@@ -21,6 +21,7 @@
 #include "kernels/attention/decode_tile.cuh"
 #include "kernels/attention/runs.cuh"
 #include "kernels/device/cuda.cuh"
+#include "kernels/device/named_barrier.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/elementwise/rope_store.cuh"
 #include "kernels/token/exchange.cuh"
@@ -102,7 +103,7 @@ struct Attend {
   }
 
   /// All warps of the block, whatever their part.
-  static __device__ __forceinline__ void meet() { __syncthreads(); }
+  static __device__ __forceinline__ void meet() { named_barrier(1, 32 * kWarps); }
 
   /// A block's unit.
   struct Part {
