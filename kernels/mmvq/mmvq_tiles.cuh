@@ -87,6 +87,7 @@ struct Parts {
   int share, more;  ///< units of a block, and how many blocks have one more
   int ranks;        ///< blocks of a cluster, which have the same rows and each a part of their steps
   int early;        ///< tiles of a warp that are asked for before the kernel before has ended
+  bool by_one;      ///< each when the one before has come
 };
 
 __device__ __forceinline__ int part_of(const Parts& parts, int rows16) {
@@ -340,7 +341,10 @@ __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
   };
   const auto load_some = [&](int from, int to) {
 #pragma unroll 1
-    for (int d = from; d < to; ++d) load_next(ring + d * BYTES + 16 * lane);
+    for (int d = from; d < to; ++d) {
+      load_next(ring + d * BYTES + 16 * lane);
+      if (parts.by_one) cp_async_wait_group<0>();
+    }
   };
   load_some(0, parts.early);
 
@@ -494,7 +498,7 @@ inline constexpr int kShortestRow = 1024;
 /// nt, nor on how many rows there are.
 struct Rows {
   long long id;
-  bool planes;  ///< whether results go to planes
+  bool between;  ///< other kernels: activations are still to be normalised, or results go to planes
 };
 
 /// What a block is made of, by its rows and the shared memory that it may have.
@@ -505,8 +509,8 @@ constexpr Plan plan_of(Rows rows, std::size_t limit) {
     return ring_bytes<Format>(P) + staged_bytes<1>(rows.id) + fixed_bytes<1, W, SWIGLU>() <= limit &&
            ring_bytes<Format>(plan_for<NT>(P)) + fixed_bytes<NT, W, SWIGLU>() <= limit;
   };
-  // Products with a gate, and those that make planes, stand between other kernels.
-  if (SWIGLU || rows.planes || rows.id <= kShortestRow) {
+  // So do all products with a gate.
+  if (SWIGLU || rows.between || rows.id <= kShortestRow) {
     if (fits.template operator()<kOneBlock<Format>>()) return kOneBlock<Format>;
   } else if (rows.id <= kShortRow) {
     if (fits.template operator()<Format::kShort>()) return Format::kShort;
@@ -559,6 +563,8 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
   const long long tiles_of_warp =
       (static_cast<long long>(turns) * ((row_steps + parts.ranks - 1) / parts.ranks) + W - 1) / W;
   parts.early = tiles_of_warp > D ? plan_for<NT>(P).early : D;
+  // Where attention and a few tiles that go on as planes wait for the same kernel, attention has little time, they have much.
+  parts.by_one = NT == 1 && !SWIGLU && parts.planes != nullptr && parts.ranks == 1 && tiles_of_warp <= D;
   const std::size_t shared = ring_bytes<Format>(plan_for<NT>(P)) + (staged ? staged_bytes<NT>(id) : 0);
   if (shared + fixed_bytes<NT, W, SWIGLU>() > limit) {
     return Status::error("mmvq_tiles: rows of " + std::to_string(id) +
@@ -594,7 +600,8 @@ Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stre
     return Status::error("mmvq_tiles: only a token alone can be normalised here, and nt is " +
                          std::to_string(nt));
   }
-  const Plan plan = plan_of<Format, SWIGLU>({id, parts.planes != nullptr}, shared_memory_limit());
+  const Plan plan = plan_of<Format, SWIGLU>({id, acts.squares != nullptr || parts.planes != nullptr},
+                                            shared_memory_limit());
   const auto go = [&]<int NT>() {
     if constexpr (!SWIGLU) {
       if (plan == Format::kShort)
@@ -673,7 +680,7 @@ Status launch_swiglu_format(const void* gate, const void* up, const MmvqActs& ac
 
 /// out[nt][od] = acts[nt][id] . weights[od][id]^T for one to three matrices of a type, with bias and residual as the
 /// parts say. A token's result is the same bits for every nt and whatever other parts there are, but for rows
-/// that also go to planes, whose sums may be added up in another order. Does not synchronise.
+/// that come unnormalised or also go to planes, whose sums may be added up in another order. Does not synchronise.
 /// @param also of one matrix and one token, od % 32 == 0: the row for the next product, beside `out`
 inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matrices, const MmvqActs& acts,
                                 int nt, int id, Stream& stream, bool programmatic = false,

@@ -115,7 +115,7 @@ void check_shared(long long id, std::size_t limit) {
 template <class Format, bool SWIGLU>
 void check_plan(tiles::Rows rows, std::size_t limit) {
   const tiles::Plan plan = tiles::plan_of<Format, SWIGLU>(rows, limit);
-  const bool one = SWIGLU || rows.planes || rows.id <= tiles::kShortestRow;
+  const bool one = SWIGLU || rows.between || rows.id <= tiles::kShortestRow;
   const tiles::Plan wanted = one                           ? tiles::kOneBlock<Format>
                              : rows.id <= tiles::kShortRow ? Format::kShort
                                                            : Format::kLong;
@@ -144,9 +144,9 @@ TEST_CASE("every layer of every model fits the shared memory of GPUs with little
                 for (const QwenLayer& l : all_qwen_layers()) {
                   CAPTURE(l.name);
                   CAPTURE(limit);
-                  for (const bool planes : {false, true}) {
-                    check_plan<Format, false>({l.id, planes}, limit);
-                    check_plan<Format, true>({l.id, planes}, limit);
+                  for (const bool between : {false, true}) {
+                    check_plan<Format, false>({l.id, between}, limit);
+                    check_plan<Format, true>({l.id, between}, limit);
                   }
                 }
               }
