@@ -110,43 +110,134 @@ struct MmaLines {
 
 // ANCHOR: gemm_mma_tma_lines
 /// A warp's sums leave as whole lines: four lanes have 32 bytes of a token, and eight times as many tags for the L1 as lines
-/// would be looked up if they wrote them themselves.
+/// would be looked up if they wrote them themselves. The other warps multiply meanwhile or have to wait, so that it should
+/// take few instructions: a lane's places are worked out once, and then are eight tokens further each time.
 template <class T>
-__device__ __forceinline__ void store_lines(const MmaWarp<T>& warp, float* lines, const MmaUnit& unit,
+__device__ __forceinline__ void store_lines(const MmaSums<T>& warp, float* lines, const MmaUnit& unit,
                                             int lane, float* out, int nt, int od) {
-  constexpr int PITCH = MmaLines<T>::PITCH, FOURS = T::WM / 4;
-  const bool vectors = od % 4 == 0 && reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
-  const int output0 = unit.output + warp.output;
+  constexpr int PITCH = MmaLines<T>::PITCH, FOURS = T::WM / 4, PASSES = (8 * FOURS + 31) / 32;
+  const int token0 = unit.token + warp.token, output0 = unit.output + warp.output;
+  float* to[PASSES];
+  int from[PASSES],
+      tokens[PASSES];  // of a lane's four: its place in `lines`, and tokens from its first one on
 #pragma unroll
-  for (int eight = 0; eight < T::WN / 8; ++eight) {
-    const int token0 = unit.token + warp.token + 8 * eight;
+  for (int i = 0; i < PASSES; ++i) {
+    const int at = i * 32 + lane, row = at / FOURS, column = at % FOURS * 4;
+    from[i] = row * PITCH + column;
+    tokens[i] = row < 8 && output0 + column < od ? nt - token0 - row : 0;
+    to[i] = out + static_cast<long long>(token0 + row) * od + output0 + column;
+  }
+  const bool vectors = od % 4 == 0 && reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
+#pragma unroll
+  for (int token = 0; token < T::WN; token += 8) {
 #pragma unroll
     for (int ni = 0; ni < T::WM / 8; ++ni) {
-      const float* const pair = &warp.sum[eight / 2][ni][eight % 2 * 2];
+      const float* const pair = &warp.sum[token / 16][ni][token / 8 % 2 * 2];
       *reinterpret_cast<float2*>(lines + lane / 4 * PITCH + ni * 8 + lane % 4 * 2) =
           make_float2(pair[0], pair[1]);
     }
     __syncwarp();  // eight rows are complete
     if (vectors) {
 #pragma unroll
-      for (int i = 0; i < 8 * FOURS / 32; ++i) {
-        const int row = (i * 32 + lane) / FOURS, column = (i * 32 + lane) % FOURS * 4;
-        const int t = token0 + row, r = output0 + column;
-        if (t >= nt || r >= od) continue;
-        *reinterpret_cast<float4*>(out + static_cast<long long>(t) * od + r) =
-            *reinterpret_cast<const float4*>(lines + row * PITCH + column);
+      for (int i = 0; i < PASSES; ++i) {
+        if (token < tokens[i]) {
+          *reinterpret_cast<float4*>(to[i]) = *reinterpret_cast<const float4*>(lines + from[i]);
+        }
+        to[i] += 8 * static_cast<long long>(od);
       }
     } else {
 #pragma unroll 1
       for (int i = lane; i < 8 * T::WM; i += 32) {
-        const int row = i / T::WM, t = token0 + row, r = output0 + i % T::WM;
-        if (t < nt && r < od) out[static_cast<long long>(t) * od + r] = lines[row * PITCH + i % T::WM];
+        const int t = token0 + token + i / T::WM, r = output0 + i % T::WM;
+        if (t < nt && r < od) out[static_cast<long long>(t) * od + r] = lines[i / T::WM * PITCH + i % T::WM];
       }
     }
     __syncwarp();  // and have been read
   }
 }
 // ANCHOR_END: gemm_mma_tma_lines
+
+#if defined(__CUDACC__)
+/// The thread's number, read where this stands.
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// ANCHOR: gemm_mma_stream
+/// A warp whose fragments come one after the other, so that no instruction waits for many loads at once: one set of the
+/// tokens', each replaced behind its last product, and a ring of the outputs'. A chunk is 16 outputs (the last may be 8)
+/// and 16 elements of k; chunk j of a step is multiplied while chunk j + RING - 1 is loaded, from the next step at its end.
+template <class T>
+struct MmaStream : MmaSums<T> {
+  using MmaSums<T>::MI, MmaSums<T>::NI, MmaSums<T>::token, MmaSums<T>::output, MmaSums<T>::sum;
+  static constexpr int CHUNKS = (T::WM + 15) / 16, ALL = T::K16 * CHUNKS;
+  static constexpr int RING = CHUNKS == 3 || CHUNKS == 4 ? 4 : 2;
+  static constexpr int TURN = ALL - RING + 1;  ///< the first chunk behind which a load is of the next step
+  static_assert(ALL % RING == 0 && RING < CHUNKS + 2, "at TURN, all of the tokens' fragments are loaded");
+  std::uint32_t a_at, b_at;  // of this lane's rows in a stage, bytes
+  std::uint32_t a[MI][4], b[RING][4];
+
+  __device__ __forceinline__ MmaStream(int warp, int lane)
+      : MmaSums<T>(warp),
+        a_at(static_cast<std::uint32_t>(swizzled<T>(token + lane % 16, lane / 16))),
+        b_at(T::ACTS_BYTES +
+             static_cast<std::uint32_t>(swizzled<T>(output + lane / 16 * 8 + lane % 8, lane / 8 % 2))) {}
+
+  /// @param stage its address, a multiple of 1024
+  __device__ __forceinline__ void load_a(int mi, std::uint32_t stage, int k16) {
+    ldmatrix_at(a[mi], ((stage + a_at) ^ k16 << 5) + mi * 16 * T::ROW_BYTES);
+  }
+  __device__ __forceinline__ void load_b(int j, std::uint32_t stage) {
+    const int c = j % CHUNKS;
+    const std::uint32_t at = ((stage + b_at) ^ j / CHUNKS << 5) + c * 16 * T::ROW_BYTES;
+    std::uint32_t(&to)[4] = b[j % RING];
+    if (2 * c + 1 < NI) {
+      ldmatrix_at(to, at);
+    } else {
+      std::uint32_t two[2];
+      ldmatrix_at(two, at);
+      to[0] = two[0], to[1] = two[1];
+    }
+  }
+  /// What is loaded before the first step.
+  __device__ __forceinline__ void begin(std::uint32_t stage) {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) load_a(mi, stage, 0);
+#pragma unroll
+    for (int j = 0; j < RING - 1; ++j) load_b(j, stage);
+  }
+  /// A step. @param stage its address
+  /// @param turn waits for the next stage and returns its address; fragments of it are loaded thereafter
+  /// @param done gives the stage back, and takes a word of what was read of it last
+  template <class Turn, class Done>
+  __device__ __forceinline__ void step(std::uint32_t stage, const Turn& turn, const Done& done) {
+    std::uint32_t next = stage;
+#pragma unroll
+    for (int j = 0; j < ALL; ++j) {
+      if (j == TURN) next = turn();
+      load_b((j + RING - 1) % ALL, j < TURN ? stage : next);
+      const int c = j % CHUNKS, k16 = j / CHUNKS;
+      const bool last = c == CHUNKS - 1;
+#pragma unroll
+      for (int m = 0; m < MI; ++m) {
+        const int mi = last || j % 2 == 0 ? m : MI - 1 - m;  // there and back, but for what is replaced
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const int half = (m + n) % 2, ni = 2 * c + half;
+          if (ni >= NI) continue;
+          const std::uint32_t pair[2] = {b[j % RING][2 * half], b[j % RING][2 * half + 1]};
+          mma_m16n8k16_f16(sum[mi][ni], a[mi], pair);
+        }
+        if (j == TURN && m == 0) done(b[(ALL - 1) % RING][0]);
+        if (last) load_a(mi, k16 + 1 < T::K16 ? stage : next, (k16 + 1) % T::K16);
+      }
+    }
+  }
+};
+// ANCHOR_END: gemm_mma_stream
+#endif
 
 // ANCHOR: gemm_f16_mma_tma
 template <class T>
@@ -155,7 +246,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
                      const __grid_constant__ TensorMap acts_map, float* out, GemmEpilogue epilogue, int nt,
                      int od, MmaUnits tiles, MmaShares shares, MmaWorkspace workspace) {
 #if defined(__CUDACC__)
-  constexpr int K16 = T::K16, STAGES = T::STAGES,
+  constexpr int STAGES = T::STAGES,
                 SUMS = T::WN / 16 * (T::WM / 8);  // SUMS: float4 of a thread
   static_assert(T::KS == 64, "a row of a stage is as wide as the copy engine's swizzle");
   // 1. The stages, and two barriers for each: `full` when the copy engine has brought all bytes, `empty` when all warps
@@ -216,42 +307,37 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
   //    while the other multiplies.
   if constexpr (T::WARPS == 8) registers_increase<232>();
   wait_for_previous_kernel();
-  const int w = thread / 32;
-  MmaWarp<T> warp(w, lane);
-  float* const lines =
-      reinterpret_cast<float*>(stages + T::SHARED_BYTES + w * MmaLines<T>::BYTES);  // [8][PITCH]
-  float4* const sums = reinterpret_cast<float4*>(workspace.sums) + thread;
-  unsigned* const flags = workspace.flags + w;  // one a warp: its sums go to the same warp of another block
+  MmaStream<T> warp(thread / 32, lane);
+  const std::uint32_t stages_at = shared_address(stages);
   unsigned parity = 0;
   int left = piece.all_steps();
   if (left > 0) {
     mbarrier_wait(&full[0], parity);
-    warp.load(0, stages, 0);
+    warp.begin(stages_at);
   }
   while (piece.next()) {
     warp.clear();
     for (int step = piece.step; step < piece.end; ++step) {
       --left;
-#pragma unroll
-      for (int k16 = 0; k16 < K16; ++k16) {
-        if (k16 + 1 < K16) {
-          warp.load((k16 + 1) % 2, stages + stage * T::STAGE_BYTES, k16 + 1);
-        } else {
-          std::uint64_t* const read = &empty[stage];
-          if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-          }
-          if (left > 0) {  // the next step may be another piece's
-            mbarrier_wait(&full[stage], parity);
-            warp.load(0, stages + stage * T::STAGE_BYTES, 0);
-          }
-          // Its last fragments are in registers: it may go back.
-          mbarrier_arrive_after(read, warp.word_of(k16 % 2));
-        }
-        warp.multiply(k16 % 2);
-      }
+      std::uint64_t* const read = &empty[stage];
+      warp.step(
+          stages_at + stage * T::STAGE_BYTES,
+          [&] {
+            if (++stage == STAGES) {
+              stage = 0;
+              parity ^= 1;
+            }
+            // The next step may be another piece's. Behind the very last, what is loaded is not used.
+            if (left > 0) mbarrier_wait(&full[stage], parity);
+            return stages_at + stage * T::STAGE_BYTES;
+          },
+          [&](std::uint32_t word) { mbarrier_arrive_after(read, word); });
     }
+    // What follows needs numbers that are worked out here, and not kept in registers through the loop.
+    const int self = thread_again(), w = self / 32, at = self % 32;
+    warp.place(w);
+    float4* const sums = reinterpret_cast<float4*>(workspace.sums) + self;
+    unsigned* const flags = workspace.flags + w;  // one a warp: its sums go to the same warp of another block
     // 4. A piece that is not its tile's last goes to the block that has that one.
     if (piece.end < shares.steps) {
       float4* const to = sums + static_cast<long long>(block) * SUMS * T::THREADS;
@@ -262,13 +348,13 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
       }
       __threadfence();
       __syncwarp();  // the sums of all lanes are out
-      if (lane == 0) atomicExch(flags + block * kMmaFlags, 1u);
+      if (at == 0) atomicExch(flags + block * kMmaFlags, 1u);
       continue;
     }
     // 5. A tile's last piece: the others are added from back to front, in the same order in every run.
-    for (int other = block, first = piece.tile * shares.steps, at = first + piece.step; at > first;) {
-      at = MmaPieces::first_step(shares, --other);
-      if (lane == 0) {
+    for (int other = block, first = piece.tile * shares.steps, step = first + piece.step; step > first;) {
+      step = MmaPieces::first_step(shares, --other);
+      if (at == 0) {
         while (atomicCAS(flags + other * kMmaFlags, 1u, 0u) != 1u) {
         }
       }
@@ -283,11 +369,12 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
       }
     }
     const MmaUnit unit = mma_unit<T>(tiles, piece.tile, shares.steps);
-    warp.finish(unit, lane, epilogue, nt, od);
+    warp.finish(unit, at, epilogue, nt, od);
     if constexpr (MmaLines<T>::USED) {
-      store_lines(warp, lines, unit, lane, out, nt, od);
+      float* const lines = reinterpret_cast<float*>(stages + T::SHARED_BYTES + w * MmaLines<T>::BYTES);
+      store_lines(warp, lines, unit, at, out, nt, od);
     } else {
-      warp.store(unit, lane, out, nt, od);
+      warp.store(unit, at, out, nt, od);
     }
   }
 #else
@@ -362,8 +449,10 @@ Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, f
 }
 
 // ANCHOR: gemm_mma_tma_plan
-using MmaTmaTiles = std::tuple<MmaTile<256, 128, 64, 4, 64, 64, 1>, MmaTile<128, 128, 64, 6, 64, 32, 1>,
-                               MmaTile<128, 64, 64, 8, 32, 32, 1>, MmaTile<64, 64, 64, 8, 32, 32, 1>>;
+/// Large tiles of two widths: one may fill the last round of multiprocessors where the other leaves it half empty.
+using MmaTmaTiles = std::tuple<MmaTile<256, 144, 64, 4, 64, 72, 1>, MmaTile<256, 128, 64, 4, 64, 64, 1>,
+                               MmaTile<128, 112, 64, 6, 32, 56, 1>, MmaTile<128, 64, 64, 8, 32, 32, 1>,
+                               MmaTile<64, 64, 64, 8, 32, 32, 1>>;
 
 namespace detail {
 
@@ -372,8 +461,11 @@ namespace detail {
 struct MmaTmaCost {
   double step, tile, launch, cut;
 };
-inline constexpr MmaTmaCost kMmaTmaCosts[] = {
-    {1820, 8000, 0, 30000}, {1110, 3250, 1100, 17400}, {630, 1700, 2600, 11000}, {510, 700, 3200, 5300}};
+inline constexpr MmaTmaCost kMmaTmaCosts[] = {{1890, 9240, 2570, 31600},
+                                              {1680, 10240, 910, 33550},
+                                              {830, 3530, 4160, 15830},
+                                              {600, 2100, 4050, 11020},
+                                              {410, 1110, 4580, 6250}};
 
 template <class T>
 void consider(MmaTmaPlan& best, double& least, int tile, const MmaTmaCost& cost, Shape s, int sms,
