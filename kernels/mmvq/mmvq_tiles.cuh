@@ -294,15 +294,15 @@ __device__ __forceinline__ void bring_to_first(int turns, int sums, int rank,
 }
 
 // ANCHOR: mmvq_tiles
-/// @tparam NT tokens of the activations' group: 1 or 8
-/// @tparam W warps of a block @tparam D tiles that a warp has under way @tparam BLOCKS that fit on a multiprocessor
+/// What a block does. @tparam NT tokens of the activations' group: 1 or 8
+/// @tparam W warps of a block @tparam D tiles that a warp has under way
 /// @tparam SWIGLU part 0 is the gate and part 1 what it lets through: out = silu(gate) * up
 /// @tparam STAGED the activations are copied to shared memory; too many, they are read where they are
 /// @tparam RANKS blocks of a cluster have the same rows, each a part of their steps
-template <class Format, int NT, int W, int D, int BLOCKS, bool SWIGLU, bool STAGED, bool RANKS = false>
-__global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
-                                  blocks_per_sm<Format, W, BLOCKS, RANKS>())
-    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int all_steps) {
+/// @param index of the block among those that have these parts
+template <class Format, int NT, int W, int D, bool SWIGLU, bool STAGED, bool RANKS>
+__device__ __forceinline__ void multiply_parts(const Parts& parts, const MmvqActs& x, int nt, int id,
+                                               int all_steps, int index) {
   constexpr int COLS = LaneSums<NT>::COLS, TURNS = Partial<NT, W, SWIGLU>::TURNS;
   constexpr int BYTES = tile_bytes<typename Format::Block>();
   constexpr int PAIRS = Tile<typename Format::Block>::kSteps / 2;  // of activations' blocks, in a tile
@@ -316,8 +316,7 @@ __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
   //    have the same ones, and each a part of their steps.
   allow_next_kernel();
   static_assert(!RANKS || (NT == 1 && !SWIGLU));
-  const int ranks = RANKS ? parts.ranks : 1, rank = static_cast<int>(blockIdx.x) % ranks;
-  const int block = static_cast<int>(blockIdx.x) / ranks;
+  const int ranks = RANKS ? parts.ranks : 1, rank = index % ranks, block = index / ranks;
   const int from_step = all_steps * rank / ranks, steps = all_steps * (rank + 1) / ranks - from_step;
   const int first = (block * parts.share + min(block, parts.more)) * parts.unit;
   const int turns = (parts.share + (block < parts.more ? 1 : 0)) * parts.unit * (SWIGLU ? 2 : 1);
@@ -370,7 +369,7 @@ __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
   //    ring of them they would be there when it is. Those that no kernel has just written are in memory, and asked for now
   //    they are in L2 then. Of short rows one block asks: many blocks would ask for the same few lines, and wait for them.
   const unsigned char* acts = static_cast<const unsigned char*>(x.planes);
-  if ((NT == 1 && id > kShortRow) || blockIdx.x == 0) {
+  if ((NT == 1 && id > kShortRow) || index == 0) {
     for (int i = static_cast<int>(threadIdx.x) * 128; i < all; i += 32 * W * 128) prefetch_l2(acts + i);
   }
   wait_for_previous_kernel();
@@ -457,6 +456,27 @@ __global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
   }
 }
 // ANCHOR_END: mmvq_tiles
+
+/// @tparam BLOCKS that fit on a multiprocessor
+template <class Format, int NT, int W, int D, int BLOCKS, bool SWIGLU, bool STAGED, bool RANKS = false>
+__global__ void __launch_bounds__(most_threads<NT, W, BLOCKS, RANKS>(),
+                                  blocks_per_sm<Format, W, BLOCKS, RANKS>())
+    mmvq_tiles(Parts parts, MmvqActs x, int nt, int id, int all_steps) {
+  multiply_parts<Format, NT, W, D, SWIGLU, STAGED, RANKS>(parts, x, nt, id, all_steps,
+                                                          static_cast<int>(blockIdx.x));
+}
+
+/// Matrices of two types in one launch, of one token: the first `blocks` blocks have those of A, the others those of B.
+template <class A, class B, int W, int DA, int DB>
+__global__ void __launch_bounds__(most_threads<1, W, 1, false>())
+    mmvq_tiles_two(Parts a, Parts b, int blocks, MmvqActs x, int id, int steps_a, int steps_b) {
+  const int index = static_cast<int>(blockIdx.x);
+  if (index < blocks) {
+    multiply_parts<A, 1, W, DA, false, true, false>(a, x, 1, id, steps_a, index);
+  } else {
+    multiply_parts<B, 1, W, DB, false, true, false>(b, x, 1, id, steps_b, index - blocks);
+  }
+}
 
 /// Bytes of a block's rings.
 template <class Format>
@@ -589,13 +609,17 @@ Status launch_parts(Parts parts, const MmvqActs& acts, int nt, int id, Stream& s
                 parts, acts, nt, id, row_steps);
 }
 
+inline Status aligned_operands(const MmvqActs& acts, const Parts& parts) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
+  bool all = aligned(acts.planes) && aligned(parts.planes);
+  for (const MmvqPart& p : parts.part) all = all && aligned(p.tiles);
+  return all ? Status{} : Status::error("weights and activations must begin at a multiple of 16 bytes");
+}
+
 template <class Format, bool SWIGLU>
 Status launch_any(const Parts& parts, const MmvqActs& acts, int nt, int id, Stream& stream,
                   bool programmatic) {
-  const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  bool all_aligned = aligned(acts.planes) && aligned(parts.planes);
-  for (const MmvqPart& p : parts.part) all_aligned = all_aligned && aligned(p.tiles);
-  if (!all_aligned) return Status::error("weights and activations must begin at a multiple of 16 bytes");
+  if (Status ok = aligned_operands(acts, parts); !ok.ok()) return ok;
   if (acts.squares != nullptr && nt != 1) {
     return Status::error("mmvq_tiles: only a token alone can be normalised here, and nt is " +
                          std::to_string(nt));
@@ -623,15 +647,13 @@ inline Status planes_supported(long long nt, long long od) {
                        std::to_string(od));
 }
 
-/// launch_mmvq_tiles for one format.
+/// Matrices of one format as parts of a launch.
 template <class Format>
-Status launch_format(std::span<const MmvqPart> matrices, const MmvqActs& acts, int nt, int id, Stream& stream,
-                     bool programmatic, const MmvqPlanes& also = {}) {
+Status set_parts(Parts& parts, std::span<const MmvqPart> matrices, int nt, int id) {
   if (matrices.empty() || matrices.size() > kMostMmvqParts) {
     return Status::error("mmvq_tiles: 1 to " + std::to_string(kMostMmvqParts) + " matrices at once, not " +
                          std::to_string(matrices.size()));
   }
-  Parts parts{};
   for (std::size_t p = 0; p < kMostMmvqParts; ++p) {
     parts.first[p + 1] = parts.first[p];
     if (p >= matrices.size()) continue;
@@ -640,6 +662,64 @@ Status launch_format(std::span<const MmvqPart> matrices, const MmvqActs& acts, i
     parts.part[p] = m;
     parts.first[p + 1] += static_cast<int>(row_tiles(m.od));
   }
+  return {};
+}
+
+/// launch_mmvq_tiles_two for two formats.
+template <class A, class B>
+Status launch_two_formats(std::span<const MmvqPart> of_a, std::span<const MmvqPart> of_b,
+                          const MmvqActs& acts, int id, Stream& stream, bool programmatic) {
+  static constexpr Plan PLAN = kOneBlock<A>;
+  constexpr int W = PLAN.warps, DA = PLAN.tiles,
+                DB = static_cast<int>(ring_bytes<A>(PLAN) /
+                                      (static_cast<std::size_t>(W) * tile_bytes<typename B::Block>()));
+  static_assert(DB > 0);
+  Parts a{}, b{};
+  if (Status ok = set_parts<A>(a, of_a, 1, id); !ok.ok()) return ok;
+  if (Status ok = set_parts<B>(b, of_b, 1, id); !ok.ok()) return ok;
+  for (const Parts* parts : {&a, &b}) {
+    if (Status ok = aligned_operands(acts, *parts); !ok.ok()) return ok;
+  }
+  const int sms = multiprocessor_count(), units_a = a.first[kMostMmvqParts],
+            units_b = b.first[kMostMmvqParts];
+  if (sms < 2) return Status::error("mmvq_tiles_two: needs two multiprocessors");
+  // Blocks in the proportion of the bytes.
+  const int all = std::min(sms, units_a + units_b);
+  const double bytes_a = static_cast<double>(units_a) * tile_bytes<typename A::Block>(),
+               bytes_b = static_cast<double>(units_b) * tile_bytes<typename B::Block>();
+  const int share_b = std::clamp(static_cast<int>(all * bytes_b / (bytes_a + bytes_b)), 1, all - 1);
+  const int blocks_a = std::min(units_a, all - share_b), blocks_b = std::min(units_b, share_b);
+  const auto deal = [](Parts& parts, int units, int blocks, long long row_steps, int tiles) {
+    parts.unit = parts.ranks = 1;
+    parts.share = units / blocks;
+    parts.more = units % blocks;
+    const long long turns = parts.share + (parts.more > 0 ? 1 : 0);
+    parts.early = turns * row_steps > static_cast<long long>(W) * tiles ? std::min(PLAN.early, tiles) : tiles;
+  };
+  const auto steps_a = static_cast<int>(steps<typename A::Block>(id)),
+             steps_b = static_cast<int>(steps<typename B::Block>(id));
+  deal(a, units_a, blocks_a, steps_a, DA);
+  deal(b, units_b, blocks_b, steps_b, DB);
+  const std::size_t shared = ring_bytes<A>(PLAN) + staged_bytes<1>(id),
+                    both = shared + 2 * fixed_bytes<1, W, false>();
+  if (both > shared_memory_limit()) {
+    return Status::error("mmvq_tiles_two: rows of " + std::to_string(id) +
+                         " activations and the weights under way take " + std::to_string(both) +
+                         " bytes of shared memory; a block of this device has " +
+                         std::to_string(shared_memory_limit()));
+  }
+  LaunchOptions options;
+  options.programmatic = programmatic;
+  return launch(options, mmvq_tiles_two<A, B, W, DA, DB>, dim3(static_cast<unsigned>(blocks_a + blocks_b)),
+                dim3(32 * W), shared, stream, a, b, blocks_a, acts, id, steps_a, steps_b);
+}
+
+/// launch_mmvq_tiles for one format.
+template <class Format>
+Status launch_format(std::span<const MmvqPart> matrices, const MmvqActs& acts, int nt, int id, Stream& stream,
+                     bool programmatic, const MmvqPlanes& also = {}) {
+  Parts parts{};
+  if (Status ok = set_parts<Format>(parts, matrices, nt, id); !ok.ok()) return ok;
   if (also.planes != nullptr) {
     if (Status ok = planes_supported(nt, matrices[0].od); !ok.ok()) return ok;
     if (matrices.size() != 1 || also.weight == nullptr || also.squares == nullptr) {
@@ -688,6 +768,27 @@ inline Status launch_mmvq_tiles(WeightType type, std::span<const MmvqPart> matri
   return tiles::with_tile_format(type, [&](auto format) -> Status {
     return tiles::launch_format<decltype(format)>(matrices, acts, nt, id, stream, programmatic, also);
   });
+}
+
+/// Whether launch_mmvq_tiles_two takes these types, in this order: mixes that files have of a layer's Q, K and V.
+constexpr bool mmvq_tiles_two_supported(WeightType a, WeightType b) {
+  return (a == WeightType::q4_k || a == WeightType::q5_k) && b == WeightType::q6_k;
+}
+/// launch_mmvq_tiles for one token and matrices of two types, all of rows of `id`, in one launch. The bits are those of no
+/// other launch: sums are added up in an order of their own.
+inline Status launch_mmvq_tiles_two(WeightType type_a, std::span<const MmvqPart> of_a, WeightType type_b,
+                                    std::span<const MmvqPart> of_b, const MmvqActs& acts, int id,
+                                    Stream& stream, bool programmatic = false) {
+  if (!mmvq_tiles_two_supported(type_a, type_b)) {
+    return Status::error(std::string("mmvq_tiles_two: takes q4_k or q5_k with q6_k, not ") +
+                         info(type_a).name + " with " + info(type_b).name);
+  }
+  if (type_a == WeightType::q4_k) {
+    return tiles::launch_two_formats<tiles::TileQ4_K, tiles::TileQ6_K>(of_a, of_b, acts, id, stream,
+                                                                       programmatic);
+  }
+  return tiles::launch_two_formats<tiles::TileQ5_K, tiles::TileQ6_K>(of_a, of_b, acts, id, stream,
+                                                                     programmatic);
 }
 
 /// out[nt][od] = silu(acts . gate^T) * (acts . up^T), silu(z) = z / (1 + e^-z): both matrices [od][id] in tiles of one

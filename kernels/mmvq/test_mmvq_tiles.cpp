@@ -498,3 +498,54 @@ TEST_CASE("a gate's results as planes are those of its rows") {
     CHECK(same_bytes(downloaded(got), downloaded(want)));
   }
 }
+
+TEST_CASE("matrices of two types in one launch have the products of a launch each") {
+  Stream stream;
+  for (const WeightType type : {WeightType::q4_k, WeightType::q5_k}) {
+    for (const int id : {256, 1280, 3584}) {
+      CAPTURE(info(type).name);
+      CAPTURE(id);
+      const int q = 200, k = 33, v = id == 1280 ? 1 : 528;
+      Buffer<unsigned char> w[3] = {random_tiles(type, q, id, 5, stream),
+                                    random_tiles(type, k, id, 6, stream),
+                                    random_tiles(WeightType::q6_k, v, id, 7, stream)};
+      Buffer<float> x(static_cast<std::size_t>(id), "x"), bias(static_cast<std::size_t>(v), "bias");
+      fill(x.data(), x.size(), FillKind::uniform, 3, stream);
+      fill(bias.data(), bias.size(), FillKind::uniform, 4, stream);
+      Buffer<unsigned char> planes(tile_acts::bytes(1, id), "planes");
+      require(tile_acts::launch_quantize(x.data(), nullptr, 0.0f, planes.data(), 1, id, stream));
+      GuardedBuffer<float> want[3] = {{q, "want q"}, {k, "want k"}, {static_cast<std::size_t>(v), "want v"}};
+      GuardedBuffer<float> got[3] = {{q, "got q"}, {k, "got k"}, {static_cast<std::size_t>(v), "got v"}};
+      const auto parts = [&](GuardedBuffer<float>(&to)[3]) {
+        return std::array<MmvqPart, 3>{MmvqPart{w[0].data(), to[0].data(), q},
+                                       MmvqPart{w[1].data(), to[1].data(), k},
+                                       MmvqPart{w[2].data(), to[2].data(), v, bias.data()}};
+      };
+      const auto one = parts(want), two = parts(got);
+      const MmvqActs acts{planes.data()};
+      require(launch_mmvq_tiles(type, std::span(one).first(2), acts, 1, id, stream));
+      require(launch_mmvq_tiles(WeightType::q6_k, std::span(one).last(1), acts, 1, id, stream));
+      require(launch_mmvq_tiles_two(type, std::span(two).first(2), WeightType::q6_k, std::span(two).last(1),
+                                    acts, id, stream));
+      stream.synchronize();
+      for (int m = 0; m < 3; ++m) {
+        std::vector<float> a(want[m].size()), b(a.size());
+        want[m].download(a);
+        CHECK(got[m].download(b));
+        float largest = 0.0f, apart = 0.0f;
+        for (std::size_t i = 0; i < a.size(); ++i) {
+          largest = std::max(largest, std::abs(a[i]));
+          apart = std::max(apart, std::isfinite(b[i]) ? std::abs(a[i] - b[i]) : INFINITY);
+        }
+        CHECK(largest > 0.0f);
+        CHECK(apart <= 1e-5f * largest);  // the same terms, added up in another order
+      }
+    }
+  }
+  Buffer<float> out(64, "out");
+  Buffer<unsigned char> w(4096, "w");
+  const MmvqPart part{w.data(), out.data(), 16};
+  CHECK(launch_mmvq_tiles_two(WeightType::q6_k, {&part, 1}, WeightType::q4_k, {&part, 1}, {w.data()}, 256,
+                              stream)
+            .message() == "mmvq_tiles_two: takes q4_k or q5_k with q6_k, not q6_k with q4_k");
+}
