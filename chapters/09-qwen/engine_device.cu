@@ -476,14 +476,16 @@ class DeviceEngine final : public Engine {
                : nullptr;
   }
 
-  /// Products of one token, all with the same activations: a launch for each type of tiles, and for each of float weights,
-  /// one after the other where there are several; others take `row`, normalised if `norm` is given, one by one.
+  /// Products of one token, all with the same activations: a launch for each type of tiles, or for two that go together, and
+  /// for each of float weights, one after the other where there are several; others take `row`, normalised if `norm` is
+  /// given, one by one.
   /// @param also as launch_mmvq_tiles has it
   void multiply_one(std::span<const Product> products, const MmvqActs& acts, const float* row,
                     const gguf::Tensor* norm, const MmvqPlanes& also = {}) {
     const auto id = static_cast<int>(products[0].weights->row_length());
     std::set<WeightType> done;
     bool normed = false;
+    if (multiply_two_types(products, acts, id)) return;
     for (const Product& p : products) {
       const WeightType type = p.weights->type;
       const bool tiles = tiled(p.weights);
@@ -519,6 +521,27 @@ class DeviceEngine final : public Engine {
                      : launch_gemv_fused(type, of_rows, fused_acts(row, norm), id, stream_, overlap());
       });
     }
+  }
+  /// Products of one token with tiles of two types in one launch, if there is one for them: those of the first type and the
+  /// others. A trace has a launch for each type.
+  bool multiply_two_types(std::span<const Product> products, const MmvqActs& acts, int id) {
+    const WeightType first = products[0].weights->type;
+    std::vector<MmvqPart> of_first, of_other;
+    WeightType other = first;
+    for (const Product& p : products) {
+      if (!tiled(p.weights)) return false;
+      const WeightType type = p.weights->type;
+      if (type != first && other != first && type != other) return false;
+      if (type != first) other = type;
+      (type == first ? of_first : of_other)
+          .push_back({tiles_of(p.weights), p.out, static_cast<int>(p.weights->rows()), floats_of(p.bias),
+                      p.add ? p.out : nullptr});
+    }
+    if (!overlap() || !mmvq_tiles_two_supported(first, other)) return false;
+    queue({"mmvq_tiles_two"}, [&] {
+      return launch_mmvq_tiles_two(first, of_first, other, of_other, acts, id, stream_, overlap());
+    });
+    return true;
   }
   /// What float weights are multiplied with, normalised if `norm` is given.
   [[nodiscard]] FusedActs fused_acts(const float* row, const gguf::Tensor* norm) const {

@@ -389,6 +389,11 @@ WeightType mixture(const std::string& name) {
   return found != types.end() ? found->second : WeightType::q4_1;
 }
 
+/// As files of mixed types have it: V in more bits than Q and K.
+WeightType v_in_q6_k(const std::string& name) {
+  return name.ends_with("attn_v.weight") ? WeightType::q6_k : WeightType::q4_k;
+}
+
 /// Logits of a short text against the reference.
 void check_model(const Model& model, bool kv_f16) {
   const std::vector<std::int32_t> tokens = text(4);
@@ -432,6 +437,10 @@ TEST_CASE("every weight type, tied and untied") {
 
 TEST_CASE("two layers, f16 cache") {
   for (const WeightType type : {WeightType::q4_0, WeightType::q4_k}) check_model(*TinyModel(type), true);
+}
+
+TEST_CASE("Q and K of one type and V of another in one launch") {
+  for (const bool kv_f16 : {false, true}) check_model(*TinyModel(v_in_q6_k, false, 2), kv_f16);
 }
 
 TEST_CASE("a type for every matrix") {
@@ -898,6 +907,7 @@ TEST_CASE(
             std::string(wgmma() ? "gemm_tiles_wgmma of q4_0; mmvq_tiles of q4_0"
                                 : "mmq_tiles of q4_0; mmvq_tiles of q4_0") +
             "; 14 launches a token");
+  CHECK(kernels(TinyModel(v_in_q6_k, false, 2), false).ends_with("; 14 launches a token"));
   CHECK(kernels(TinyModel(WeightType::q4_0), true) == "q4_0_f32_matmul; 36 launches a token");
   CHECK(kernels(TinyModel(WeightType::f32), false) ==
         "gemv_fused of f32; prompts: gemv_vec; 13 launches a token");
