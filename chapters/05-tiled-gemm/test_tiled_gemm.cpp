@@ -288,7 +288,8 @@ TEST_CASE("gemm_f16_mma_tma: several tiles a block, cut or whole, are right in e
         for_mma_tma_tiles([&](auto tile) {
           CAPTURE(tile.TN);
           CAPTURE(tile.TM);
-          const int tiles = (500 + tile.TN - 1) / tile.TN * ((od + tile.TM - 1) / tile.TM);
+          const int wide = tile.TM * tile.CLUSTER,
+                    tiles = (500 + tile.TN - 1) / tile.TN * ((od + wide - 1) / wide);
           multiply(tile, p, std::min(cut, tiles), e, got);
           int wrong = 0;
           for (std::size_t i = 0; i < got.size(); ++i)
@@ -311,10 +312,10 @@ TEST_CASE("gemm_f16_mma_tma: several tiles a block, cut or whole, are right in e
     for_mma_tma_tiles([&](auto tile) {
       CAPTURE(tile.TN);
       CAPTURE(tile.TM);
-      const int tiles = 512 / tile.TN * ((18944 + tile.TM - 1) / tile.TM);
+      const int wide = tile.TM * tile.CLUSTER, tiles = 512 / tile.TN * ((18944 + wide - 1) / wide);
       for (int run = 0; run < 6; ++run) {
         CAPTURE(run);
-        multiply(tile, p, run % 2 == 0 ? 0 : tiles % multiprocessor_count(), {}, got);
+        multiply(tile, p, run % 2 == 0 ? 0 : tiles % (multiprocessor_count() / tile.CLUSTER), {}, got);
         CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
       }
     });

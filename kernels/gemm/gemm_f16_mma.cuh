@@ -36,10 +36,12 @@ namespace ladder {
 /// @tparam TN, TM tokens and outputs of the block's tile @tparam KS elements of k in a stage: 32 or 64
 /// @tparam WN, WM tokens and outputs of a warp's tile @tparam RESIDENT blocks on a multiprocessor
 /// @tparam SWIZZLED false leaves chunks in their order, to see what that costs
-template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_, bool SWIZZLED_ = true>
+/// @tparam CLUSTER blocks that multiply the same tokens with neighbouring outputs (gemm_f16_mma_tma)
+template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_, bool SWIZZLED_ = true,
+          int CLUSTER_ = 1>
 struct MmaTile {
   static constexpr int TN = TN_, TM = TM_, KS = KS_, STAGES = STAGES_, WN = WN_, WM = WM_;
-  static constexpr int RESIDENT = RESIDENT_;
+  static constexpr int RESIDENT = RESIDENT_, CLUSTER = CLUSTER_;
   static constexpr bool SWIZZLED = SWIZZLED_;
   static constexpr int WARPS = TN / WN * (TM / WM), THREADS = 32 * WARPS;
   static constexpr int ROW_BYTES = 2 * KS, CHUNKS = KS / 8;  // 16-byte chunks of a row
@@ -84,7 +86,7 @@ __device__ __forceinline__ MmaUnit mma_unit(const MmaUnits& units, int u, int al
   const int in_band = min(units.band, units.token_tiles - first), at = tile % per_band;
   MmaUnit unit;
   unit.token = (first + at % in_band) * T::TN;
-  unit.output = at / in_band * T::TM;
+  unit.output = at / in_band * T::TM * T::CLUSTER;
   unit.z = z;
   unit.step = z * units.steps;
   unit.end = min(unit.step + units.steps, all_steps);
@@ -305,7 +307,7 @@ template <class T>
 Status divide_mma(MmaUnits& units, Shape s, int ksplit, int band) {
   const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
   units.token_tiles = static_cast<int>((s.nt + T::TN - 1) / T::TN);
-  units.output_tiles = static_cast<int>((s.od + T::TM - 1) / T::TM);
+  units.output_tiles = static_cast<int>((s.od + T::TM * T::CLUSTER - 1) / (T::TM * T::CLUSTER));
   units.steps = (steps + ksplit - 1) / ksplit;
   units.ksplit = (steps + units.steps - 1) / units.steps;
   units.band = band;

@@ -1,16 +1,19 @@
-// RUNG      gemm_f16_mma_tma: gemm_f16_mma's warps, and a warp beside them that has Hopper's copy engine fill the stages.
+// RUNG      gemm_f16_mma_tma: Hopper's copy engine fills the stages, and fragments come one by one between products.
 // PREV      gemm_f16_mma: its warps issue copies, compute their addresses, and wait for each other at every step
 // COMPUTES  out[nt][od] = acts[nt][id] . weights[od][id]^T, then the epilogue; f16 operands, f32 sums
 // LAYOUT    weights and acts row-major f16, out row-major f32; stages in shared memory [STAGES][TN + TM][64] halves, swizzled
 //           by the copy engine as gemm_f16_mma swizzles them; sums of cut tiles [block][sums / 4][threads] float4
-// MAP       grid(blocks that fit at once): block -> its share of the tiles that are cut along k, then every gridDim.x-th whole
-//           tile of TN tokens x TM outputs; warps -> tiles of the tile; four more warps, of which one thread asks for copies
+// MAP       grid(blocks that fit at once): block, or two in a cluster -> its share of the tiles that are cut along k, then
+//           whole tiles of TN tokens x TM outputs, as far apart as there are blocks or clusters; warps -> tiles of the
+//           tile; four more warps, of which one thread asks for copies
 // NEEDS     sm_90a; id % 8 == 0, operands at multiples of 16 bytes (the launcher checks and says so); any nt, od
-// TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B; from L2 2*id*(od*ceil(nt/TN) + nt*ceil(od/TM)) B
+// TRAFFIC   weights 2*od*id B, acts 2*nt*id B, out 4*nt*od B; from L2 2*id*(od*ceil(nt/TN) + nt*ceil(od/TM)) B, in clusters
+//           of two half as much of acts
 // WORK      2*nt*od*id flop
-// LOOK FOR  SASS: HMMA.16816.F32 and LDSM.16.M88.4 by turns, UTMALDG.2D, SYNCS instead of BAR; no LDL or STL in the loop
-// EXPECT    nine tenths of what mma.sync does a clock on registers alone, from a few thousand tokens on, at a clock that the
-//           power for moving operands lowers
+// LOOK FOR  SASS: HMMA.16816.F32 with single LDSM.16.M88.4 between them, UTMALDG.2D, SYNCS instead of BAR; no LDL or STL in
+//           the loop
+// EXPECT    more than eight tenths of what mma.sync does a clock on registers alone, from a few thousand tokens on, at a
+//           clock that the power for moving operands lowers
 // BUILD     nvcc -std=c++20 -O3 -I. -gencode=arch=compute_90a,code=sm_90a chapters/05-tiled-gemm/tiled_gemm.cu -o
 //           tiled_gemm
 #pragma once
@@ -24,6 +27,7 @@
 #include <utility>
 
 #include "harness/device/device.hpp"
+#include "kernels/device/cluster.cuh"
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/mbarrier.cuh"
 #include "kernels/device/pdl.cuh"
@@ -246,28 +250,36 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
                      const __grid_constant__ TensorMap acts_map, float* out, GemmEpilogue epilogue, int nt,
                      int od, MmaUnits tiles, MmaShares shares, MmaWorkspace workspace) {
 #if defined(__CUDACC__)
-  constexpr int STAGES = T::STAGES,
+  constexpr int STAGES = T::STAGES, C = T::CLUSTER,
                 SUMS = T::WN / 16 * (T::WM / 8);  // SUMS: float4 of a thread
+  static_assert(C == 1 || C == 2, "acts come in halves");
   static_assert(T::KS == 64, "a row of a stage is as wide as the copy engine's swizzle");
   // 1. The stages, and two barriers for each: `full` when the copy engine has brought all bytes, `empty` when all warps
-  //    that read it are done.
-  __shared__ std::uint64_t full[STAGES], empty[STAGES];
+  //    that read it are done. In a cluster, acts come in halves that each block fetches for both, so that a third one says
+  //    that the stage is free in the other block.
+  __shared__ std::uint64_t full[STAGES], empty[STAGES], vacant[STAGES];
   unsigned char* stages = dynamic_shared<unsigned char>();
   stages += (1024 - shared_address(stages) % 1024) % 1024;  // [STAGES][TN + TM][64] halves
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, block = static_cast<int>(blockIdx.x);
+  const int rank = block % C, cluster = block / C, clusters = static_cast<int>(gridDim.x) / C;
   if (thread == 0) {
     prefetch_tensor_map(weights_map);
     prefetch_tensor_map(acts_map);
     for (int s = 0; s < STAGES; ++s) {
       mbarrier_init(&full[s], 1);
       mbarrier_init(&empty[s], T::THREADS);
+      mbarrier_init(&vacant[s], 1);
     }
     mbarrier_init_fence();
   }
-  __syncthreads();  // the barriers are ready
+  if constexpr (C > 1) {
+    cluster_barrier();  // the barriers of both blocks are ready
+  } else {
+    __syncthreads();
+  }
   allow_next_kernel();
 
-  MmaPieces piece(shares, block, static_cast<int>(gridDim.x));
+  MmaPieces piece(shares, cluster, clusters);
   int stage = 0;
   if (thread >= T::THREADS) {
     // 2. One thread asks for everything, as far ahead as there are stages. What hangs over a matrix becomes zeros.
@@ -275,8 +287,8 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
     if (thread != T::THREADS) return;
     const auto weights = [&](const MmaUnit& unit, int step, int at) {
       mbarrier_arrive_expect_bytes(&full[at], T::STAGE_BYTES);
-      tensor_copy_2d(stages + at * T::STAGE_BYTES + T::ACTS_BYTES, weights_map, unit.output, step * T::KS,
-                     &full[at]);
+      tensor_copy_2d(stages + at * T::STAGE_BYTES + T::ACTS_BYTES, weights_map, unit.output + rank * T::TM,
+                     step * T::KS, &full[at]);
     };
     unsigned parity = 1;  // the first wait for each stage returns at once
     int early = -1;       // the first stages get their weights while the kernel before this one ends
@@ -294,13 +306,22 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
         } else {
           weights(unit, step, stage);
         }
-        tensor_copy_2d(stages + stage * T::STAGE_BYTES, acts_map, unit.token, step * T::KS, &full[stage]);
+        unsigned char* const acts = stages + stage * T::STAGE_BYTES;
+        if constexpr (C > 1) {
+          mbarrier_arrive_at(shared_address_in(1 - rank, &vacant[stage]));
+          mbarrier_wait(&vacant[stage], parity ^ 1);
+          tensor_copy_2d_multicast(acts + rank * (T::ACTS_BYTES / C), acts_map,
+                                   unit.token + rank * (T::TN / C), step * T::KS, &full[stage], 3);
+        } else {
+          tensor_copy_2d(acts, acts_map, unit.token, step * T::KS, &full[stage]);
+        }
         if (++stage == STAGES) {
           stage = 0;
           parity ^= 1;
         }
       }
     }
+    if constexpr (C > 1) cluster_barrier();
     return;
   }
   // 3. The others multiply. No warp waits for another: those that share a tensor core drift apart, and one loads fragments
@@ -352,15 +373,15 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
       continue;
     }
     // 5. A tile's last piece: the others are added from back to front, in the same order in every run.
-    for (int other = block, first = piece.tile * shares.steps, step = first + piece.step; step > first;) {
+    for (int other = cluster, first = piece.tile * shares.steps, step = first + piece.step; step > first;) {
       step = MmaPieces::first_step(shares, --other);
       if (at == 0) {
-        while (atomicCAS(flags + other * kMmaFlags, 1u, 0u) != 1u) {
+        while (atomicCAS(flags + (other * C + rank) * kMmaFlags, 1u, 0u) != 1u) {
         }
       }
       __syncwarp();  // that block's warp has written
       __threadfence();
-      const float4* const from = sums + static_cast<long long>(other) * SUMS * T::THREADS;
+      const float4* const from = sums + static_cast<long long>(other * C + rank) * SUMS * T::THREADS;
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) {
         float(&v)[4] = warp.sum[i / (T::WM / 8)][i % (T::WM / 8)];
@@ -368,7 +389,8 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
         v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
       }
     }
-    const MmaUnit unit = mma_unit<T>(tiles, piece.tile, shares.steps);
+    MmaUnit unit = mma_unit<T>(tiles, piece.tile, shares.steps);
+    unit.output += rank * T::TM;
     warp.finish(unit, at, epilogue, nt, od);
     if constexpr (MmaLines<T>::USED) {
       float* const lines = reinterpret_cast<float*>(stages + T::SHARED_BYTES + w * MmaLines<T>::BYTES);
@@ -377,6 +399,7 @@ __global__ void __launch_bounds__(T::THREADS + 128, 1)
       warp.store(unit, at, out, nt, od);
     }
   }
+  if constexpr (C > 1) cluster_barrier();  // no copy into a block, and no arrival, after it has ended
 #else
   (void)weights_map, (void)acts_map, (void)out, (void)epilogue, (void)nt, (void)od, (void)tiles, (void)shares,
       (void)workspace;
@@ -421,15 +444,15 @@ Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, f
         "gemm_f16_mma_tma: tiles that are cut need a workspace, at a multiple of 16 bytes, and flags");
   }
   // At least kFewestSteps steps of cut tiles a block. Blocks wait for each other, so all of them must run at once.
-  const int sms = multiprocessor_count();
+  const int clusters = multiprocessor_count() / T::CLUSTER;
   const long long steps = static_cast<long long>(cut) * tiles.steps;
   if (steps > std::numeric_limits<int>::max() / 2) {
     return Status::error("gemm_f16_mma_tma: too many tiles to cut");
   }
-  const int blocks = cut == 0 ? std::min(tiles.count(), sms)
-                              : static_cast<int>(std::clamp<long long>(steps / kFewestCutSteps, 1, sms));
-  const MmaShares shares{tiles.count(), cut, tiles.steps, static_cast<int>(steps / blocks),
-                         static_cast<int>(steps % blocks)};
+  const int used = cut == 0 ? std::min(tiles.count(), clusters)
+                            : static_cast<int>(std::clamp<long long>(steps / kFewestCutSteps, 1, clusters));
+  const MmaShares shares{tiles.count(), cut, tiles.steps, static_cast<int>(steps / used),
+                         static_cast<int>(steps % used)};
   const TensorMapOptions swizzled_128{TensorElement::f16, TensorSwizzle::bytes_128, true};
   TensorMap weights_map, acts_map;
   const auto size = [](long long n) { return static_cast<std::uint64_t>(n); };
@@ -437,22 +460,26 @@ Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, f
       !ok.ok()) {
     return ok;
   }
-  if (Status ok = make_tensor_map(acts_map, acts, size(s.nt), size(s.id), T::TN, T::KS, swizzled_128);
+  if (Status ok =
+          make_tensor_map(acts_map, acts, size(s.nt), size(s.id), T::TN / T::CLUSTER, T::KS, swizzled_128);
       !ok.ok()) {
     return ok;
   }
   LaunchOptions options;
   options.programmatic = programmatic;
-  return launch(options, gemm_f16_mma_tma<T>, dim3(static_cast<unsigned>(blocks)), dim3(T::THREADS + 128),
-                T::SHARED_BYTES + 1024 + T::WARPS * MmaLines<T>::BYTES, stream, weights_map, acts_map, out,
-                epilogue, static_cast<int>(s.nt), static_cast<int>(s.od), tiles, shares, workspace);
+  options.cluster_blocks = T::CLUSTER;
+  return launch(options, gemm_f16_mma_tma<T>, dim3(static_cast<unsigned>(used * T::CLUSTER)),
+                dim3(T::THREADS + 128), T::SHARED_BYTES + 1024 + T::WARPS * MmaLines<T>::BYTES, stream,
+                weights_map, acts_map, out, epilogue, static_cast<int>(s.nt), static_cast<int>(s.od), tiles,
+                shares, workspace);
 }
 
 // ANCHOR: gemm_mma_tma_plan
 /// Large tiles of two widths: one may fill the last round of multiprocessors where the other leaves it half empty.
-using MmaTmaTiles = std::tuple<MmaTile<256, 144, 64, 4, 64, 72, 1>, MmaTile<256, 128, 64, 4, 64, 64, 1>,
-                               MmaTile<128, 112, 64, 6, 32, 56, 1>, MmaTile<128, 64, 64, 8, 32, 32, 1>,
-                               MmaTile<64, 64, 64, 8, 32, 32, 1>>;
+using MmaTmaTiles =
+    std::tuple<MmaTile<256, 160, 64, 3, 64, 80, 1, true, 2>, MmaTile<256, 144, 64, 4, 64, 72, 1>,
+               MmaTile<256, 128, 64, 4, 64, 64, 1>, MmaTile<128, 112, 64, 6, 32, 56, 1>,
+               MmaTile<128, 64, 64, 8, 32, 32, 1>, MmaTile<64, 64, 64, 8, 32, 32, 1>>;
 
 namespace detail {
 
@@ -461,24 +488,25 @@ namespace detail {
 struct MmaTmaCost {
   double step, tile, launch, cut;
 };
-inline constexpr MmaTmaCost kMmaTmaCosts[] = {{1890, 9240, 2570, 31600},
-                                              {1680, 10240, 910, 33550},
-                                              {830, 3530, 4160, 15830},
-                                              {600, 2100, 4050, 11020},
-                                              {410, 1110, 4580, 6250}};
+inline constexpr MmaTmaCost kMmaTmaCosts[] = {{2060, 10910, 890, 38000}, {1890, 9240, 2570, 31600},
+                                              {1680, 10240, 910, 33550}, {830, 3530, 4160, 15830},
+                                              {600, 2100, 4050, 11020},  {410, 1110, 4580, 6250}};
 
 template <class T>
 void consider(MmaTmaPlan& best, double& least, int tile, const MmaTmaCost& cost, Shape s, int sms,
               bool may_cut) {
-  const long long tiles = (s.nt + T::TN - 1) / T::TN * ((s.od + T::TM - 1) / T::TM);
+  constexpr int OUTPUTS = T::TM * T::CLUSTER;
+  const long long tiles = (s.nt + T::TN - 1) / T::TN * ((s.od + OUTPUTS - 1) / OUTPUTS);
+  const int clusters = sms / T::CLUSTER;
   const double steps = static_cast<double>((s.id + T::KS - 1) / T::KS);
   // Cut: nothing, what a last round would not fill, or that and a round more, so that a tile has two pieces at most.
-  const long long over = tiles % sms, cuts[] = {0, over, over > 0 && tiles > sms ? over + sms : 0};
+  const long long over = tiles % clusters,
+                  cuts[] = {0, over, over > 0 && tiles > clusters ? over + clusters : 0};
   for (const long long cut : cuts) {
-    if (cut > 0 && (!may_cut || cut * steps < kFewestCutSteps * sms)) continue;
-    const double whole = static_cast<double>((tiles - cut + sms - 1) / sms);
+    if (cut > 0 && (!may_cut || cut * steps < kFewestCutSteps * clusters)) continue;
+    const double whole = static_cast<double>((tiles - cut + clusters - 1) / clusters);
     double clocks = cost.launch + whole * (steps * cost.step + cost.tile);
-    if (cut > 0) clocks += static_cast<double>(cut) * steps / sms * cost.step + cost.cut;
+    if (cut > 0) clocks += static_cast<double>(cut) * steps / clusters * cost.step + cost.cut;
     if (least == 0 || clocks < least) {
       least = clocks;
       best = {tile, static_cast<int>(cut)};
