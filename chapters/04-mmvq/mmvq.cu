@@ -90,6 +90,7 @@ Rung tiled(const std::string& id, const char* title, bool programmatic) {
   r.weight_type = kType;
   r.acts = ActivationFormat::planes40;
   r.layout = &tiles::kLayout;
+  r.math = MathUnit::mma_s8;
   r.supported = [](Shape s, const DeviceInfo&) { return mmvq_tiles_supported(kType, s); };
   r.roundings = [](Shape s, Executor) { return mmvq_tiles_roundings(kType, s.id); };
   r.device = [programmatic](const void* weights, const void* acts, float* out, Shape s, Stream& stream) {
