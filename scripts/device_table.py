@@ -4,7 +4,7 @@
 Usage: scripts/device_table.py [--known] OUTPUT.cpp DEVICE.json...
 
 The first device is the emulator's default.  --known writes the table of `qwen explain` instead: names, compute
-capabilities, memory bandwidths and peaks.
+capabilities, shared memory, memory bandwidths and peaks.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def known_row(device: devices.Device) -> str:
     """One initializer of KnownDevice, in the order of its members."""
     major, minor = device["compute_capability"].split(".")
     peaks = [device["peaks"][name]["gops"] for name in ("mma_f16", "mma_s8")]
-    words = [json.dumps(device["name"]), device["bandwidth_gbps"], json.dumps(device["slug"]), major, minor, *peaks]
+    words = [json.dumps(device["name"]), device["bandwidth_gbps"], json.dumps(device["slug"]), major, minor]
+    words += [device["shared_bytes_per_block_optin"], *peaks]
     return "    {" + ", ".join(map(str, words)) + "},\n"
 
 

@@ -39,6 +39,7 @@ DeviceInfo device_of(std::string slug) {
       device.slug = d.slug;
       device.cc_major = d.cc_major;
       device.cc_minor = d.cc_minor;
+      device.shared_per_block_optin = d.shared_per_block_optin;
       return device;
     }
     known += (known.empty() ? "" : ", ") + std::string(d.slug);

@@ -16,6 +16,7 @@
 #include "chapters/09-qwen/engine.hpp"
 #include "chapters/09-qwen/launches.cuh"
 #include "chapters/09-qwen/matmul_kernels.hpp"
+#include "chapters/09-qwen/plan.hpp"
 #include "harness/device/device.hpp"
 #include "harness/experiment/traffic.hpp"
 #include "kernels/dispatch/dispatch.hpp"
@@ -81,12 +82,8 @@ class DeviceMatmul {
   [[nodiscard]] dispatch::Kernel kernel(const gguf::Tensor* t, long long nt) const {
     return gate(t, nt).kernel;
   }
-  /// Whether a matrix has a product for a token alone that is fused with what stands around it: with f32 activations, in
-  /// place of the kernel that multiplies any number of rows.
-  [[nodiscard]] bool fused(const gguf::Tensor* t) const {
-    return kernel(t, 1) == dispatch::Kernel::f32_matmul &&
-           gemv_fused_supported(t->type, t->row_length(), device_.shared_per_block_optin).ok();
-  }
+  /// Whether gemv_fused multiplies a token alone.
+  [[nodiscard]] bool fused(const gguf::Tensor* t) const { return fuses(kernel(t, 1), *t, device_); }
 
   // Memory ----------------------------------------------------------------------------------------------------------
 

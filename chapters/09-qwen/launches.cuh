@@ -14,12 +14,9 @@
 #include "harness/device/device.hpp"
 #include "harness/experiment/traffic.hpp"
 #include "kernels/dispatch/dispatch.hpp"
+#include "kernels/gemv/gemv_fused_shape.hpp"
 
 namespace ladder::qwen {
-
-/// The kernel of a token alone that the dispatch function does not know: it does what the float kernels do, with more of
-/// what stands around a product in the same launch.
-inline constexpr const char* kFusedName = "gemv_fused";
 
 /// What a launch is, for a trace.
 struct LaunchNote {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "harness/experiment/json.hpp"
+#include "kernels/gemv/gemv_fused_shape.hpp"
 
 namespace ladder::qwen {
 namespace {
@@ -30,6 +31,11 @@ std::string padded(std::string text, std::size_t width) {
 
 }  // namespace
 
+bool fuses(dispatch::Kernel kernel, const gguf::Tensor& t, const DeviceInfo& device) {
+  return kernel == dispatch::Kernel::f32_matmul &&
+         gemv_fused_supported(t.type, t.row_length(), device.shared_per_block_optin).ok();
+}
+
 std::vector<PlannedMatrix> plan(const Model& model, const DispatchSetting& setting,
                                 std::span<const int> rows) {
   std::vector<const gguf::Tensor*> matrices;
@@ -53,7 +59,9 @@ std::vector<PlannedMatrix> plan(const Model& model, const DispatchSetting& setti
       }
       PlannedMatrix::At at;
       at.nt = nt;
-      at.kernel = dispatch::kernel_name(decision.kernel(), t->type, t->row_length());
+      at.kernel = nt == 1 && fuses(decision.kernel(), *t, setting.device)
+                      ? kFusedName
+                      : dispatch::kernel_name(decision.kernel(), t->type, t->row_length());
       at.gate = decision.gate->name;
       at.margin = dispatch::to_text(decision.margin);
       at.factor = decision.margin.factor;

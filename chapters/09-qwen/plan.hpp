@@ -34,6 +34,10 @@ struct PlannedMatrix {
   std::vector<At> at;  ///< one for each number of rows that was asked for
 };
 
+/// Whether a token alone is multiplied by gemv_fused in place of the kernel that a gate decided for: with f32 activations,
+/// in one launch with what stands around the product.
+[[nodiscard]] bool fuses(dispatch::Kernel kernel, const gguf::Tensor& t, const DeviceInfo& device);
+
 /// Every matrix that a forward pass multiplies, in its order.
 /// @param rows numbers of token rows, each at least 1
 /// Throws std::runtime_error for a matrix that no kernel takes.

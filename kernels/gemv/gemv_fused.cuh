@@ -25,6 +25,7 @@
 #include "kernels/device/cuda.cuh"
 #include "kernels/device/pdl.cuh"
 #include "kernels/device/reduce.cuh"
+#include "kernels/gemv/gemv_fused_shape.hpp"
 #include "kernels/gemv/quant_f32_formats.cuh"
 
 namespace ladder {
@@ -53,7 +54,7 @@ namespace gemv_fused_detail {
 template <class Pair, WeightType TYPE>
 struct SixteenBits {
   static constexpr WeightType kType = TYPE;
-  static constexpr int kElems = 8;
+  static constexpr int kElems = elements_of(TYPE);
   static __device__ __forceinline__ void add(unsigned w, float x, float y, float2& sum) {
     sum.x += Pair::first(w) * x;
     sum.y += Pair::second(w) * y;
@@ -71,7 +72,7 @@ using F16 = SixteenBits<quant_f32::HalfPair, WeightType::f16>;
 using BF16 = SixteenBits<quant_f32::BfloatPair, WeightType::bf16>;
 struct F32 {
   static constexpr WeightType kType = WeightType::f32;
-  static constexpr int kElems = 4;
+  static constexpr int kElems = elements_of(kType);
   static __device__ __forceinline__ void add(const uint4& w, const float4& a, float2& sum) {
     sum.x += __uint_as_float(w.x) * a.x;
     sum.y += __uint_as_float(w.y) * a.y;
@@ -93,8 +94,6 @@ __device__ __forceinline__ float pair_reduce_sum(float a, float b, int lane) {
   for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
   return sum;
 }
-
-inline constexpr int kMostSums = 2048;  ///< of a block: rows times the warps that share one
 
 struct Parts {
   FusedPart part[kMostFusedParts];
@@ -258,7 +257,6 @@ __global__ void __launch_bounds__(32 * W + 64, 2) gemv_fused(Parts parts, FusedA
   }
 }
 
-inline constexpr int kWarps = 16, kInFlight = 2;     ///< of a block; steps of a warp under way
 inline constexpr long long kManyBytes = 128 * 1024;  ///< of weights, for a multiprocessor
 
 /// Warps that share a row: so that none has much more to do than another, and few sums are added up. The end of a row is
@@ -277,21 +275,6 @@ constexpr int split_of(int rows, int id) {
   return best;
 }
 
-/// Bytes of dynamic shared memory.
-template <class Format>
-constexpr std::size_t shared_bytes(int id, int split) {
-  const std::size_t units = static_cast<std::size_t>(id / Format::kElems),
-                    stride = static_cast<std::size_t>(32 * split);
-  return std::size_t{kWarps * kInFlight * 1024} + (units + stride - 1) / stride * stride * Format::kElems * 4;
-}
-
-/// Shared memory of a block at most, whatever its rows: activations filled up to a step of all warps, and sums.
-template <class Format>
-constexpr std::size_t most_shared_bytes(int id) {
-  return std::max(shared_bytes<Format>(id, 1), shared_bytes<Format>(id, kWarps)) +
-         sizeof(float) * (kMostSums + kWarps);
-}
-
 template <bool SWIGLU, class Format>
 Status launch_parts(std::span<const FusedPart> matrices, const FusedActs& acts, int id, Stream& stream,
                     bool programmatic) {
@@ -307,7 +290,8 @@ Status launch_parts(std::span<const FusedPart> matrices, const FusedActs& acts, 
   // Where weights are many, two blocks have twice as many of them under way. If there were one, and room for two, a
   // multiprocessor that is free early would be given two, and another none.
   const long long bytes = static_cast<long long>(outs) * of_out * id * (16 / Format::kElems);
-  const bool two = bytes >= sms * kManyBytes && 2 * most_shared_bytes<Format>(id) <= shared_memory_limit();
+  const bool two =
+      bytes >= sms * kManyBytes && 2 * most_shared_bytes(Format::kElems, id) <= shared_memory_limit();
   int blocks = std::min(outs, two ? 2 * sms : sms);
   while ((outs + blocks - 1) / blocks * of_out > kMostSums) blocks += sms;
   parts.share = outs / blocks;
@@ -316,7 +300,7 @@ Status launch_parts(std::span<const FusedPart> matrices, const FusedActs& acts, 
   LaunchOptions options;
   options.programmatic = programmatic;
   return launch(options, gemv_fused<Format, SWIGLU, kWarps, kInFlight>, dim3(static_cast<unsigned>(blocks)),
-                dim3(32 * kWarps), shared_bytes<Format>(id, parts.split), stream, parts, acts, id);
+                dim3(32 * kWarps), shared_bytes(Format::kElems, id, parts.split), stream, parts, acts, id);
 }
 
 /// Calls f with the format of a type; an error for types with blocks.
@@ -330,32 +314,9 @@ Status with_format(WeightType type, F&& f) {
     case WeightType::f32:
       return f(F32{});
     default:
-      return Status::error(std::string("gemv_fused: weights must be f16, bf16 or f32, not ") +
-                           info(type).name);
+      return no_format(type);
   }
 }
-
-}  // namespace gemv_fused_detail
-
-/// Whether gemv_fused multiplies rows of `id` weights of this type; otherwise the error that it would return.
-/// @param shared_limit shared memory of a block, in bytes
-inline Status gemv_fused_supported(WeightType type, long long id, std::size_t shared_limit) {
-  namespace d = gemv_fused_detail;
-  return d::with_format(type, [&]<class Format>(Format) -> Status {
-    if (id < 1 || id % Format::kElems != 0) {
-      return Status::error("gemv_fused: id must be a multiple of " + std::to_string(Format::kElems) +
-                           " (16-byte loads), not " + std::to_string(id));
-    }
-    constexpr long long kMost = 1 << 20;  // far more than any shared memory
-    const std::size_t needed = d::most_shared_bytes<Format>(static_cast<int>(std::min(id, kMost)));
-    if (needed <= shared_limit) return {};
-    return Status::error("gemv_fused: rows of " + std::to_string(id) + " activations take " +
-                         std::to_string(needed) + " bytes of shared memory; a block of this device has " +
-                         std::to_string(shared_limit));
-  });
-}
-
-namespace gemv_fused_detail {
 
 template <bool SWIGLU>
 Status launch_type(WeightType type, std::span<const FusedPart> matrices, const FusedActs& acts, int id,

@@ -667,7 +667,8 @@ class Dispatch(QwenCase):
         self.assertEqual(len(matrices), 7 * report["layers"] + 1)
         at = {a["nt"]: a for a in matrices["blk.0.attn_q.weight"]["at"]}
         self.assertEqual(sorted(at), [1, 8, 512])
-        self.assertEqual(at[1]["kernel"], "f16_f32_matmul")
+        self.assertEqual(at[1]["kernel"], "gemv_fused")
+        self.assertEqual(at[8]["kernel"], "f16_f32_matmul")
         self.assertAlmostEqual(at[8]["margin"], 9 / 8, places=6)
         self.assertEqual(at[512]["gate"], "prefill.f16_weights_wgmma")
         text = self.text("explain", MODEL, "--nt", "9", "--reasons", "--show-gates", "--device", "nvidia-gb10")
