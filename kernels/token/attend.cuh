@@ -87,7 +87,12 @@ struct Attend {
   static constexpr int kScratchBytes = sizeof(Shared);
 
   const AttendArgs& a;
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  // What branches depend on, from lane 0: so the compiler knows that all lanes have the same. Otherwise every shuffle and
+  // barrier behind such a branch is there twice, once for lanes that come one after the other.
+  const int warp = same(static_cast<int>(threadIdx.x / 32)), position = same(a.position),
+            blocks = same(a.blocks), block = same(a.block);
+  const HeadShape heads = {same(a.heads.heads), same(a.heads.kv_heads), HD};
 
   __device__ __forceinline__ void finish() const {
     units();
@@ -95,15 +100,17 @@ struct Attend {
   }
 
   __device__ __forceinline__ void units() const {
-    const Runs runs = runs_of(a.position + 1, most_runs(a.heads, a.blocks));
-    for (int u = a.block; u < a.heads.kv_heads * runs.count; u += a.blocks) {
-      if (u != a.block) meet();  // the last unit's sums have been read
-      unit(u % a.heads.kv_heads, u / a.heads.kv_heads, runs);
+    const Runs runs = runs_of(position + 1, most_runs(heads, blocks));
+    for (int u = block; u < heads.kv_heads * runs.count; u += blocks) {
+      if (u != block) meet();  // the last unit's sums have been read
+      unit(u % heads.kv_heads, u / heads.kv_heads, runs);
     }
   }
 
   /// All warps of the block, whatever their part.
   static __device__ __forceinline__ void meet() { named_barrier(1, 32 * kWarps); }
+
+  static __device__ __forceinline__ int same(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
   /// A block's unit.
   struct Part {
@@ -162,14 +169,14 @@ struct Attend {
     if (lane >= kLanes) return;
     __half* const newest = is_key ? s.newest_key : s.newest_value;
     __half* const cache =
-        (is_key ? a.keys : a.values) + static_cast<long long>(a.position) * u.stride + u.kv * HD;
+        (is_key ? a.keys : a.values) + static_cast<long long>(position) * u.stride + u.kv * HD;
 #pragma unroll
     for (int i = 0; i < 4; ++i) newest[element(j, i)] = cache[element(j, i)] = __float2half_rn(x[i]);
   }
 
   /// A warp's part: scores of every eighth tile.
   __device__ __forceinline__ void scores(const Part& u, Shared& s) const {
-    const int stored = min(u.end, a.position);
+    const int stored = min(u.end, position);
     int first = u.begin + kTile * warp;
     const __half* keys = a.keys + static_cast<long long>(first) * u.stride + u.kv * HD;
     decode_tile::Keys<HD> key;
@@ -180,7 +187,7 @@ struct Attend {
     for (int n0 = 0; n0 < u.tiles; n0 += kTiles) {
       if (n0 > 0) meet();
       if (first < u.end) {
-        if (u.has_newest && first + kTile >= u.end) key.put(s.newest_key, a.position - first, lane);
+        if (u.has_newest && first + kTile >= u.end) key.put(s.newest_key, position - first, lane);
         float score[4];
         key.multiply(s.query, lane, score);
         const float factor = s.query.factor[lane / 4];
@@ -205,7 +212,7 @@ struct Attend {
   /// A warp's part: values times weights, of 64 elements and every fourth tile.
   __device__ __forceinline__ void sums(const Part& u, Shared& s) const {
     const int part = (warp - kTiles) / kHalves, half = (warp - kTiles) % kHalves;
-    const int stored = min(u.end, a.position);
+    const int stored = min(u.end, position);
     int first = u.begin + kTile * part;
     const __half* values = a.values + static_cast<long long>(first) * u.stride + u.kv * HD + 64 * half;
     decode_tile::Values value[2];
@@ -246,7 +253,7 @@ struct Attend {
                                  decode_tile::weight_of(score.w, highest, kWeightLog2)};
         total += (weight[0] + weight[1]) + (weight[2] + weight[3]);
         if (u.has_newest && at + kTile >= u.end)
-          value[t].put(s.newest_value + 64 * half, a.position - at, lane);
+          value[t].put(s.newest_value + 64 * half, position - at, lane);
         value[t].add(sum, weight);
       }
       first += kTiles * kTile;
@@ -271,9 +278,9 @@ struct Attend {
 
   __device__ __forceinline__ void unit(int kv, int run, const Runs& runs) const {
     Shared& s = *reinterpret_cast<Shared*>(a.scratch);
-    const int group = a.heads.heads / a.heads.kv_heads, positions = a.position + 1;
+    const int group = heads.heads / heads.kv_heads, positions = position + 1;
     Part u;
-    u.kv = kv, u.group = group, u.stride = a.heads.kv_length();
+    u.kv = kv, u.group = group, u.stride = heads.kv_length();
     u.begin = run * runs.size, u.end = min(u.begin + runs.size, positions);
     u.tiles = (u.end - u.begin + kTile - 1) / kTile;
     u.has_newest = run == runs.count - 1;
@@ -312,9 +319,9 @@ struct Attend {
 
   /// What units with several runs have sent, 32 elements at a time.
   __device__ __forceinline__ void combine() const {
-    const Runs runs = runs_of(a.position + 1, most_runs(a.heads, a.blocks));
+    const Runs runs = runs_of(position + 1, most_runs(heads, blocks));
     if (runs.count == 1) return;
-    for (int task = a.block; task < a.heads.heads * (HD / 32); task += a.blocks) {
+    for (int task = block; task < heads.heads * (HD / 32); task += blocks) {
       const float x = ladder::runs::combine(*reinterpret_cast<Combined*>(a.scratch), partial_of(task, 0),
                                             runs.count, a.step, meet);
       if (warp == 0) send_codes(x, a.mixed + task * kBlockPackets, a.step);
@@ -326,7 +333,7 @@ struct Attend {
   /// Packets of a run's 32 elements.
   __device__ __forceinline__ Packet* partial_of(int task, int run) const {
     return a.partial +
-           (static_cast<long long>(task) * most_runs(a.heads, a.blocks) + run) * ladder::runs::kPackets;
+           (static_cast<long long>(task) * most_runs(heads, blocks) + run) * ladder::runs::kPackets;
   }
 };
 
