@@ -3,11 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -117,7 +119,12 @@ class CommandLine {
     try {
       app_.parse(words);
     } catch (const CLI::ParseError& e) {
-      if (e.get_exit_code() == 0) return app_.exit(e);  // --help and --version
+      if (e.get_exit_code() == 0) {  // --help and --version
+        std::ostringstream text;
+        app_.exit(e, text, text);
+        print(text.str());
+        return 0;
+      }
       const std::vector<CLI::App*> chosen = app_.get_subcommands();
       const std::string command = chosen.empty() ? "" : " " + chosen[0]->get_name();
       throw CommandError(one_line(e.what()) + "; see qwen" + command + " --help");
@@ -193,10 +200,12 @@ class CommandLine {
         "--no-nfc", [&nfc] { nfc = false; }, "leave the text as it is, instead of normalising it to NFC");
   }
 
+  static std::string not_empty(const std::string& text) { return text.empty() ? "it must not be empty" : ""; }
+
   static void add_stops(CLI::App* sub, std::vector<std::string>& stops) {
     sub->add_option("-r,--reverse-prompt,--stop", stops, "end before this text; may be repeated")
         ->expected(1)
-        ->check([](const std::string& text) { return text.empty() ? "it must not be empty" : ""; })
+        ->check(not_empty)
         ->type_name("TEXT")
         ->take_all();
   }
@@ -311,7 +320,9 @@ class CommandLine {
         ->capture_default_str();
     sub->add_option("--roof", bench_.roof_gbps,
                     "read bandwidth in GB/s for % of roof (default: measured in turns with the tests)")
-        ->check(CLI::Range(0.001, 1e6));
+        ->check(CLI::Range(0.001, 1e6))
+        ->check(
+            [](const std::string& text) { return std::isnan(std::stod(text)) ? "it must be a number" : ""; });
     sub->add_flag_callback(
         "--no-warmup", [this] { bench_.warm_up = false; }, "no untimed run first");
     sub->add_flag("--progress", bench_.progress, "say on stderr which test runs");
@@ -377,8 +388,9 @@ class CommandLine {
     sub->add_option("--vocabulary", synthetic_.vocabulary,
                     "GGUF file whose tokenizer it gets; default: a made-up one");
     sub->add_option(
-        "--layer-types", synthetic_.layer_types,
-        "types of the layers, as in q4_0,q6_k: a model of so many layers; default: all layers, by TYPE");
+           "--layer-types", synthetic_.layer_types,
+           "types of the layers, as in q4_0,q6_k: a model of so many layers; default: all layers, by TYPE")
+        ->check(not_empty);
     sub->add_flag("--untied", synthetic_.untied,
                   "an output matrix of its own, as the official files up to 3b have");
     sub->add_option("-s,--seed", synthetic_.seed, "of the weights")->capture_default_str();

@@ -22,8 +22,9 @@ Perplexity measure_perplexity(Engine& engine, int vocabulary, std::span<const To
                               int windows, int batch,
                               const std::function<bool(int, int, const Perplexity&)>& on_window) {
   if (window < 4 || window > engine.context()) {
-    throw std::invalid_argument("a window of " + std::to_string(window) + " tokens; allowed are 4 to " +
-                                std::to_string(engine.context()) + ", the context");
+    throw std::invalid_argument(
+        "a window of " + std::to_string(window) + " tokens; allowed are 4 or more" +
+        (window < 4 ? "" : ", up to " + std::to_string(engine.context()) + ", the context"));
   }
   const auto fit = static_cast<long long>(tokens.size()) / window;
   if (fit == 0) {

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <limits>
 #include <random>
+#include <vector>
 
 #include "chapters/09-qwen/interrupt.hpp"
 #include "chapters/09-qwen/progress.hpp"
@@ -21,6 +22,9 @@
 
 namespace ladder::qwen {
 namespace {
+
+/// Of a prompt or a text in bytes: so that an endless one, such as /dev/zero, is refused before it fills the memory.
+constexpr std::size_t kMostText = std::size_t{256} << 20;
 
 /// "ID+BIAS" or "ID-BIAS", BIAS a number or "inf".
 std::pair<Token, float> parse_bias(const std::string& text, int vocabulary) {
@@ -66,11 +70,20 @@ void require_writable(const std::string& path) {
 }
 
 std::string read_whole(const std::string& path, const char* what) {
-  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  require_readable(path, what);
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad()) throw std::runtime_error(std::string(what) + ": reading " + path + " failed");
+  if (path != "-") require_readable(path, what);
+  std::ifstream file;
+  if (path != "-") file.open(path, std::ios::binary);
+  std::istream& in = path == "-" ? std::cin : file;
+  std::string text;
+  std::vector<char> part(1 << 16);
+  while (in.read(part.data(), static_cast<std::streamsize>(part.size())), in.gcount() > 0) {
+    text.append(part.data(), static_cast<std::size_t>(in.gcount()));
+    if (text.size() > kMostText) {
+      throw CommandError(std::string(what) + ": " + path + " has more than " +
+                         std::to_string(kMostText >> 20) + " MiB, the most that a text may have");
+    }
+  }
+  if (in.bad()) throw std::runtime_error(std::string(what) + ": reading " + path + " failed");
   return text;
 }
 

@@ -9,10 +9,12 @@
 #pragma once
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "harness/experiment/json.hpp"
 #include "kernels/dispatch/dispatch.hpp"
@@ -189,6 +191,8 @@ inline Status parse_table(std::string_view text, const std::string& name, Table*
 
 /// A table from a file.
 inline Status read_table(const std::string& path, Table* out) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return Status::error("gates " + path + ": it is a folder");
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) return Status::error("gates " + path + ": the file cannot be read");

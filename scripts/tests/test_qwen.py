@@ -121,7 +121,12 @@ class Mistakes(QwenCase):
             (("bench", MODEL, "-p", "1,x"), "-p"),
             (("bench", MODEL, "-p", "0", "-n", "0"), "nothing to measure"),
             (("bench", MODEL, "--on", "emulator"), "clock"),
+            (("bench", MODEL, "--roof", "nan"), "--roof"),
+            (("run", MODEL, "-f", "/dev/zero"), "256 MiB"),
+            (("perplexity", MODEL, "/dev/zero"), "256 MiB"),
             (("explain", MODEL, "--bandwidth", "fast"), "NAME=GBPS"),
+            (("explain", MODEL, "--gates", self.folder), "folder"),
+            (("synthetic", "tales", "Q4_0", self.folder / "out.gguf", "--layer-types", ""), "--layer-types"),
             (("tokenize", MODEL, "two", "words"), "quotes"),
             (("tokenize", MODEL, "--decode", "12 99999999"), "99999999"),
             (("quantize", MODEL, self.folder / "out.gguf", "Q9_9"), "Q4_K_M"),
@@ -326,10 +331,13 @@ class Endings(QwenCase):
             self.assertEqual((done.returncode, done.stderr), (141, b""), args)
 
     def test_a_full_disk(self):
-        with Path("/dev/full").open("wb") as full:
-            done = subprocess.run([str(QWEN), "explain", str(MODEL)], stdout=full, stderr=subprocess.PIPE, check=False)
-        self.assertEqual(done.returncode, 1)
-        self.assertEqual(done.stderr, b"qwen: writing to stdout failed: No space left on device\n")
+        for args in (("explain", MODEL), ("--help",), ("--version",), ("run", "--help")):
+            with Path("/dev/full").open("wb") as full:
+                done = subprocess.run(
+                    [str(QWEN), *map(str, args)], stdout=full, stderr=subprocess.PIPE, check=False
+                )
+            self.assertEqual(done.returncode, 1, args)
+            self.assertEqual(done.stderr, b"qwen: writing to stdout failed: No space left on device\n")
         out = self.folder / "out.gguf"
         for args in (("synthetic", "tales", "Q8_0", out), ("quantize", MODEL, out, "Q8_0")):
             done = subprocess.run(
