@@ -424,7 +424,7 @@ struct MmaTmaPlan {
 };
 
 /// gemm_f16_mma_tma with a tile of the caller's choice.
-/// @param cut tiles that are divided along k; 0 without a workspace
+/// @param cut tiles, or pairs of them in clusters, that are divided along k; 0 without a workspace
 /// @param band see MmaUnits
 template <class T>
 Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, float* out, Shape s,
@@ -478,7 +478,7 @@ Status launch_gemm_f16_mma_tma_tile(const __half* weights, const __half* acts, f
 /// Large tiles of two widths: one may fill the last round of multiprocessors where the other leaves it half empty.
 using MmaTmaTiles =
     std::tuple<MmaTile<256, 160, 64, 3, 64, 80, 1, true, 2>, MmaTile<256, 144, 64, 4, 64, 72, 1>,
-               MmaTile<256, 128, 64, 4, 64, 64, 1>, MmaTile<128, 112, 64, 6, 32, 56, 1>,
+               MmaTile<256, 128, 64, 4, 64, 64, 1, true, 2>, MmaTile<128, 112, 64, 6, 32, 56, 1>,
                MmaTile<128, 64, 64, 8, 32, 32, 1>, MmaTile<64, 64, 64, 8, 32, 32, 1>>;
 
 namespace detail {
