@@ -1030,8 +1030,11 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
       const ActsScale x = {__uint_as_float(v.x), v.y};
       const float d = Format::kPlaced ? x.d * constants.down[H] : x.d;
 
-      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers, in two chains that do not wait for each other.
-      int c[4] = {}, other[4] = {};
+      // 2. Four sub-blocks of 32 codes, sixteen rows: exact integers, in two chains that do not wait for each other. Codes of a
+      //    table are two products each, and those of IQ4_XS with their scales leave no registers for a second chain.
+      constexpr bool CHAINS = !Format::kTables || HALVES == 1;
+      int c[4] = {}, second[4] = {};
+      int(&other)[4] = CHAINS ? second : c;
       std::uint32_t b[4];
       codes.template load<H>(0, step, b);
       add_product<Format, 4 * H>(r, constants, {b[0], b[1]}, c);
@@ -1040,7 +1043,7 @@ __device__ __forceinline__ void multiply_tile(const typename Format::template Ra
       add_product<Format, 4 * H + 2>(r, constants, {b[0], b[1]}, c);
       add_product<Format, 4 * H + 3>(r, constants, {b[2], b[3]}, other);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) c[i] += other[i];
+      for (int i = 0; CHAINS && i < 4; ++i) c[i] += second[i];
 
       // 3. Scales of sub-block t.
       if constexpr (TWO) {
