@@ -30,8 +30,7 @@ inline constexpr const char* kNt =
     "chapters/05-tiled-gemm/gemm_f16_nt.cuh#gemm_f16_nt_multiply";
 inline constexpr const char* kMma =
     "kernels/gemm/gemm_f16_mma.cuh#gemm_f16_mma,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_tile,"
-    "kernels/gemm/gemm_f16_mma.cuh#gemm_mma_units,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_sums,"
-    "kernels/gemm/gemm_f16_mma.cuh#gemm_mma_warp";
+    "kernels/gemm/gemm_f16_mma.cuh#gemm_mma_units,kernels/gemm/gemm_f16_mma.cuh#gemm_mma_warp";
 
 /// A rung of the chapter: f16 operands unless said otherwise.
 inline Rung make(const std::string& id, const char* title, std::string source) {
@@ -138,10 +137,10 @@ struct CutSums {
 /// The same with Hopper's copy engine. @param cuts whether tiles are cut along k where they do not fill all multiprocessors
 inline Rung product_tma(const std::string& id, const char* title, bool cuts) {
   const std::string file = "kernels/gemm/gemm_f16_mma_tma.cuh#", mma = "kernels/gemm/gemm_f16_mma.cuh#";
-  Rung r = make(id, title,
-                file + "gemm_f16_mma_tma," + file + "gemm_mma_tma_lines," + file + "gemm_mma_tma_plan," +
-                    file + "gemm_mma_share," + file + "gemm_mma_stream," + mma + "gemm_mma_tile," + mma +
-                    "gemm_mma_units," + mma + "gemm_mma_sums");
+  Rung r =
+      make(id, title,
+           file + "gemm_f16_mma_tma," + file + "gemm_mma_tma_lines," + file + "gemm_mma_tma_plan," + file +
+               "gemm_mma_share," + mma + "gemm_mma_tile," + mma + "gemm_mma_units," + mma + "gemm_mma_warp");
   r.math = MathUnit::mma_f16;
   r.supported = gemm_f16_mma_tma_supported;
   r.roundings = [](Shape s, Executor) {

@@ -25,11 +25,12 @@
 
 namespace ladder {
 
-#if defined(__CUDACC__)
-/// @param fragment [N] registers @param address this lane's row, as shared_address() gives it
+/// @param fragment [N] registers @param row this lane's row address in shared memory
 template <int N>
-__device__ __forceinline__ void ldmatrix_at(std::uint32_t (&fragment)[N], std::uint32_t address) {
+__device__ __forceinline__ void ldmatrix(std::uint32_t (&fragment)[N], const void* row) {
   static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 matrices");
+#if defined(__CUDACC__)
+  const std::uint32_t address = shared_address(row);
   if constexpr (N == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
                  : "=r"(fragment[0])
@@ -46,16 +47,7 @@ __device__ __forceinline__ void ldmatrix_at(std::uint32_t (&fragment)[N], std::u
                  : "r"(address)
                  : "memory");
   }
-}
-#endif
-
-/// @param row this lane's row address in shared memory
-template <int N>
-__device__ __forceinline__ void ldmatrix(std::uint32_t (&fragment)[N], const void* row) {
-#if defined(__CUDACC__)
-  ldmatrix_at(fragment, shared_address(row));
 #else
-  static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 matrices");
   emu::ldmatrix(fragment, row, N, false);
 #endif
 }

@@ -36,12 +36,10 @@ namespace ladder {
 /// @tparam TN, TM tokens and outputs of the block's tile @tparam KS elements of k in a stage: 32 or 64
 /// @tparam WN, WM tokens and outputs of a warp's tile @tparam RESIDENT blocks on a multiprocessor
 /// @tparam SWIZZLED false leaves chunks in their order, to see what that costs
-/// @tparam CLUSTER blocks that multiply the same tokens with neighbouring outputs (gemm_f16_mma_tma)
-template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_, bool SWIZZLED_ = true,
-          int CLUSTER_ = 1>
+template <int TN_, int TM_, int KS_, int STAGES_, int WN_, int WM_, int RESIDENT_, bool SWIZZLED_ = true>
 struct MmaTile {
   static constexpr int TN = TN_, TM = TM_, KS = KS_, STAGES = STAGES_, WN = WN_, WM = WM_;
-  static constexpr int RESIDENT = RESIDENT_, CLUSTER = CLUSTER_;
+  static constexpr int RESIDENT = RESIDENT_;
   static constexpr bool SWIZZLED = SWIZZLED_;
   static constexpr int WARPS = TN / WN * (TM / WM), THREADS = 32 * WARPS;
   static constexpr int ROW_BYTES = 2 * KS, CHUNKS = KS / 8;  // 16-byte chunks of a row
@@ -50,7 +48,8 @@ struct MmaTile {
   static constexpr int COPY_ROWS = THREADS / CHUNKS;  // rows that all threads together copy at once
   static constexpr int K16 = KS / 16;                 // steps of the tensor core in a stage
   static_assert(KS == 32 || KS == 64, "rows of 64 or 128 bytes are swizzled below");
-  static_assert(STAGES >= 2 && WN % 16 == 0 && WM % 8 == 0 && TN % WN == 0 && TM % WM == 0);
+  static_assert(STAGES >= 2 && WN % 16 == 0 && WM % 16 == 0 && TN % WN == 0 && TM % WM == 0);
+  static_assert(TN % COPY_ROWS == 0 && TM % COPY_ROWS == 0 && COPY_ROWS % 8 == 0);
 };
 
 /// Where in a stage the 16 bytes of `chunk` of `row` lie. Eight rows of 16 bytes that ldmatrix reads at once must lie
@@ -86,7 +85,7 @@ __device__ __forceinline__ MmaUnit mma_unit(const MmaUnits& units, int u, int al
   const int in_band = min(units.band, units.token_tiles - first), at = tile % per_band;
   MmaUnit unit;
   unit.token = (first + at % in_band) * T::TN;
-  unit.output = at / in_band * T::TM * T::CLUSTER;
+  unit.output = at / in_band * T::TM;
   unit.z = z;
   unit.step = z * units.steps;
   unit.end = min(unit.step + units.steps, all_steps);
@@ -94,19 +93,23 @@ __device__ __forceinline__ MmaUnit mma_unit(const MmaUnits& units, int u, int al
 }
 // ANCHOR_END: gemm_mma_units
 
-// ANCHOR: gemm_mma_sums
-/// The sums of a warp: where they are in the tile, and how they leave.
+// ANCHOR: gemm_mma_warp
+/// What a warp does: WN x WM sums, and fragments of both operands, two sets of each: one in the tensor cores while the
+/// other is loaded. As ldmatrix's eight rows are neighbours, the swizzle is the same for all fragments of a lane, and the
+/// step of k only flips bits of the address.
 template <class T>
-struct MmaSums {
+struct MmaWarp {
   static constexpr int MI = T::WN / 16, NI = T::WM / 8;
   int token, output;  // of the warp in the tile
+  int a_at, b_at;     // of this lane's rows in a stage, bytes
+  std::uint32_t a[2][MI][4], b[2][NI / 2][4];
   float sum[MI][NI][4];
 
-  __device__ __forceinline__ explicit MmaSums(int warp) { place(warp); }
-  __device__ __forceinline__ void place(int warp) {
-    token = warp % (T::TN / T::WN) * T::WN;
-    output = warp / (T::TN / T::WN) * T::WM;
-  }
+  __device__ __forceinline__ MmaWarp(int warp, int lane)
+      : token(warp % (T::TN / T::WN) * T::WN),
+        output(warp / (T::TN / T::WN) * T::WM),
+        a_at(swizzled<T>(token + lane % 16, lane / 16)),
+        b_at(T::ACTS_BYTES + swizzled<T>(output + lane / 16 * 8 + lane % 8, lane / 8 % 2)) {}
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -117,6 +120,35 @@ struct MmaSums {
         for (int i = 0; i < 4; ++i) sum[mi][ni][i] = 0.0f;
       }
     }
+  }
+  /// @param stage the stage in shared memory @param k16 which sixteen elements of k
+  __device__ __forceinline__ void load(int set, const unsigned char* stage, int k16) {
+#pragma unroll
+    for (int i = 0; i < MI; ++i) ldmatrix<4>(a[set][i], stage + (a_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < NI / 2; ++i) {
+      ldmatrix<4>(b[set][i], stage + (b_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
+    }
+  }
+  __device__ __forceinline__ void multiply(int set) {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+#pragma unroll
+      for (int n = 0; n < NI; ++n) {
+        const int ni = mi % 2 == 0 ? n : NI - 1 - n;  // there and back: the last b stays for the next a
+        const std::uint32_t pair[2] = {b[set][ni / 2][ni % 2 * 2], b[set][ni / 2][ni % 2 * 2 + 1]};
+        mma_m16n8k16_f16(sum[mi][ni], a[set][mi], pair);
+      }
+    }
+  }
+  /// Something of every fragment of a set.
+  __device__ __forceinline__ std::uint32_t word_of(int set) const {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < MI; ++i) word ^= a[set][i][0];
+#pragma unroll
+    for (int i = 0; i < NI / 2; ++i) word ^= b[set][i][0];
+    return word;
   }
   /// What the epilogue adds. All of it is loaded before anything is stored, as `residual` may be `out`.
   __device__ __forceinline__ void finish(const MmaUnit& unit, int lane, const GemmEpilogue& epilogue, int nt,
@@ -160,45 +192,6 @@ struct MmaSums {
     }
   }
 };
-// ANCHOR_END: gemm_mma_sums
-
-// ANCHOR: gemm_mma_warp
-/// What a warp does: WN x WM sums, and fragments of both operands, two sets of each: one in the tensor cores while the
-/// other is loaded. As ldmatrix's eight rows are neighbours, the swizzle is the same for all fragments of a lane, and the
-/// step of k only flips bits of the address.
-template <class T>
-struct MmaWarp : MmaSums<T> {
-  using MmaSums<T>::MI, MmaSums<T>::NI, MmaSums<T>::token, MmaSums<T>::output, MmaSums<T>::sum;
-  static_assert(T::WM % 16 == 0);
-  int a_at, b_at;  // of this lane's rows in a stage, bytes
-  std::uint32_t a[2][MI][4], b[2][NI / 2][4];
-
-  __device__ __forceinline__ MmaWarp(int warp, int lane)
-      : MmaSums<T>(warp),
-        a_at(swizzled<T>(token + lane % 16, lane / 16)),
-        b_at(T::ACTS_BYTES + swizzled<T>(output + lane / 16 * 8 + lane % 8, lane / 8 % 2)) {}
-
-  /// @param stage the stage in shared memory @param k16 which sixteen elements of k
-  __device__ __forceinline__ void load(int set, const unsigned char* stage, int k16) {
-#pragma unroll
-    for (int i = 0; i < MI; ++i) ldmatrix<4>(a[set][i], stage + (a_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
-#pragma unroll
-    for (int i = 0; i < NI / 2; ++i) {
-      ldmatrix<4>(b[set][i], stage + (b_at ^ k16 << 5) + i * 16 * T::ROW_BYTES);
-    }
-  }
-  __device__ __forceinline__ void multiply(int set) {
-#pragma unroll
-    for (int mi = 0; mi < MI; ++mi) {
-#pragma unroll
-      for (int n = 0; n < NI; ++n) {
-        const int ni = mi % 2 == 0 ? n : NI - 1 - n;  // there and back: the last b stays for the next a
-        const std::uint32_t pair[2] = {b[set][ni / 2][ni % 2 * 2], b[set][ni / 2][ni % 2 * 2 + 1]};
-        mma_m16n8k16_f16(sum[mi][ni], a[set][mi], pair);
-      }
-    }
-  }
-};
 // ANCHOR_END: gemm_mma_warp
 
 // ANCHOR: gemm_f16_mma
@@ -207,7 +200,6 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
     gemm_f16_mma(const __half* weights, const __half* acts, float* out, GemmEpilogue epilogue, int nt, int od,
                  int id, MmaUnits units) {
   constexpr int K16 = T::K16, STAGES = T::STAGES;
-  static_assert(T::TN % T::COPY_ROWS == 0 && T::TM % T::COPY_ROWS == 0 && T::COPY_ROWS % 8 == 0);
   unsigned char* const shared = dynamic_shared<unsigned char>();  // [STAGES][TN + TM][KS] halves, swizzled
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int all_steps = (id + T::KS - 1) / T::KS;
@@ -307,7 +299,7 @@ template <class T>
 Status divide_mma(MmaUnits& units, Shape s, int ksplit, int band) {
   const int steps = static_cast<int>((s.id + T::KS - 1) / T::KS);
   units.token_tiles = static_cast<int>((s.nt + T::TN - 1) / T::TN);
-  units.output_tiles = static_cast<int>((s.od + T::TM * T::CLUSTER - 1) / (T::TM * T::CLUSTER));
+  units.output_tiles = static_cast<int>((s.od + T::TM - 1) / T::TM);
   units.steps = (steps + ksplit - 1) / ksplit;
   units.ksplit = (steps + units.steps - 1) / units.steps;
   units.band = band;

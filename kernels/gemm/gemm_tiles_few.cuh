@@ -86,6 +86,12 @@ struct GemmFewShape {
   static_assert(kTiles >= 2 && kShared <= 227 * 1024);
 };
 
+/// Waits for the warps that share a warp's k.
+template <int ROW_WARPS>
+__device__ __forceinline__ void row_warps_barrier(int k_warp) {
+  named_barrier(1 + k_warp, 32 * ROW_WARPS);
+}
+
 // ANCHOR: gemm_tiles_few
 template <class Format, class Config, bool SWIGLU>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -186,9 +192,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     const auto stage = [&]<int J>() {
       const int s = step * PER + J;
       cp_async_wait_group<A - 2>();
-      named_barrier(
-          1 + k_warp,
-          32 * RW);  // stage s is there for all, and the one before is read: its place can be filled
+      row_warps_barrier<RW>(
+          k_warp);  // stage s is there for all, and the one before is read: its place can be filled
       load_acts(s + A - 1);
       if (!mine) return;
       if constexpr (J == 0) mbarrier_wait(full + step % W, static_cast<unsigned>(step / W % 2));
