@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator
 
 from . import plots, tune
 from .common import ROOT, UserError, one_of, read_text, shown
@@ -100,6 +101,8 @@ def _times(axes: Axes, gates: Gates, type_: str, shape: str, kernels: Mapping[st
         before = now
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    plots._log_axis(axes.yaxis)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     axes.set_xlabel("nt")
     axes.set_ylabel("time, µs")

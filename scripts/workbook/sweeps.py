@@ -111,6 +111,7 @@ def _draw_bars(
     count = sum(len(group) for group in groups)
     figure, every = plt.subplots(1, len(groups), figsize=(max(6.4, 1.05 * count + 1.2), 3.8), squeeze=False)
     figure.subplots_adjust(left=0.09, right=0.985, top=0.80, wspace=0.28)
+    rows = sorted({record["shape"]["nt"] for group in groups for record in group})
     for axes, group in zip(every[0], groups, strict=True):
         for x, record in enumerate(group):
             time = record["time_ns"]
@@ -127,7 +128,7 @@ def _draw_bars(
             spread = [[(time["median"] - time["q1"]) / 1e3], [(time["q3"] - time["median"]) / 1e3]]
             axes.errorbar(x, _micros(record), yerr=spread, color="#222222", linewidth=0.9, capsize=2)
             axes.annotate(
-                f"{_micros(record):#.3g}",
+                f"{_micros(record):#.3g}" if _micros(record) < 99.95 else f"{_micros(record):.0f}",
                 (x, time["q3"] / 1e3),
                 xytext=(0, 3),
                 textcoords="offset points",
@@ -135,7 +136,8 @@ def _draw_bars(
                 fontsize=8.5,
             )
         axes.set_xticks(range(len(group)), [under[id(record)] for record in group], fontsize=7.5)
-        axes.set_title(layer_name(group[0]), fontsize=9.5)
+        of_rows = f", nt {group[0]['shape']['nt']}" if len(rows) > 1 else ""
+        axes.set_title(layer_name(group[0]) + of_rows, fontsize=9.5)
         axes.set_xlim(-0.6, len(group) - 0.4)
         compared = [record for each in groups for record in each] if same_scale else group
         axes.set_ylim(0, 1.12 * max(record["time_ns"]["q3"] for record in compared) / 1e3)
@@ -143,7 +145,6 @@ def _draw_bars(
     every[0][0].set_ylabel("time, µs")
     handles = {name: part for axes in every[0] for part, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="upper left", ncols=min(4, len(handles)), fontsize=8.5)
-    rows = sorted({record["shape"]["nt"] for group in groups for record in group})
     modes = sorted({record["mode"] for group in groups for record in group})
     _caption(
         figure,
