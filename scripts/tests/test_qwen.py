@@ -333,9 +333,7 @@ class Endings(QwenCase):
     def test_a_full_disk(self):
         for args in (("explain", MODEL), ("--help",), ("--version",), ("run", "--help")):
             with Path("/dev/full").open("wb") as full:
-                done = subprocess.run(
-                    [str(QWEN), *map(str, args)], stdout=full, stderr=subprocess.PIPE, check=False
-                )
+                done = subprocess.run([str(QWEN), *map(str, args)], stdout=full, stderr=subprocess.PIPE, check=False)
             self.assertEqual(done.returncode, 1, args)
             self.assertEqual(done.stderr, b"qwen: writing to stdout failed: No space left on device\n")
         out = self.folder / "out.gguf"
