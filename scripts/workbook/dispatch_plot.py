@@ -107,7 +107,6 @@ def _times(axes: Axes, gates: Gates, type_: str, shape: str, kernels: Mapping[st
     axes.set_xlabel("nt")
     axes.set_ylabel("time, µs")
     axes.set_title(f"{type_} [{shape.replace('x', ', ')}]", fontsize=9.5, pad=14)
-    axes.legend(fontsize=7.5)
 
 
 def _map(axes: Axes, gates: Gates, types: Sequence[str], shape: tune.Shape, legend: bool) -> None:
