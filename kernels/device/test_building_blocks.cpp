@@ -19,6 +19,7 @@
 #include "kernels/device/ldmatrix.cuh"
 #include "kernels/device/mbarrier.cuh"
 #include "kernels/device/mma.cuh"
+#include "kernels/device/named_barrier.cuh"
 #include "kernels/device/tma.cuh"
 #include "kernels/device/wgmma.cuh"
 #include "kernels/device/wmma.cuh"
@@ -607,6 +608,43 @@ __global__ void bulk_stages(const float* in, float* out, int floats, int stages)
     }
   }
   out[threadIdx.x] = sum;
+}
+
+/// Two warps with parts of their own give each other a word a lane, in turn, and meet from different places.
+/// @param with 0: they write again without waiting for the reader
+__global__ void two_parts(int* out, int rounds, int with) {
+  __shared__ int first[32], second[32];
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int sum = 0;
+  if (threadIdx.x < 32) {
+    for (int r = 0; r < rounds; ++r) {
+      first[lane] = 100 * r + lane;
+      named_barrier(1, 64);
+      sum += second[31 - lane];
+      if (with != 0) named_barrier(1, 64);  // both have read
+    }
+  } else {
+    for (int r = 0; r < rounds; ++r) {
+      second[lane] = 7 * r + lane;
+      named_barrier(1, 64);
+      sum += first[31 - lane];
+      if (with != 0) named_barrier(1, 64);
+    }
+  }
+  out[threadIdx.x] = sum;
+}
+
+TEST_CASE("named_barrier: warps meet at it from different places") {
+  for (const int rounds : {1, 2, 5}) {
+    Buffer<int> out(64, "out");
+    run_kernel(two_parts, 64, 0, out.data(), rounds, 1);
+    const auto got = on_host(out);
+    const int all = rounds * (rounds - 1) / 2;
+    for (int i = 0; i < 32; ++i) {
+      CHECK(got[i] == 7 * all + rounds * (31 - i));
+      CHECK(got[32 + i] == 100 * all + rounds * (31 - i));
+    }
+  }
 }
 
 TEST_CASE("mbarrier: phases of even and odd parity pass a tile between two warps") {
@@ -1228,6 +1266,12 @@ TEST_CASE("mbarrier orders what it orders, and no more: a missing 'empty' barrie
   Buffer<int> out(32, "out");
   counted(mbarrier_refill, 64, 0, out.data(), 1);
   CHECK(finding(mbarrier_refill, 64, 0, out.data(), 0).check == emu::Check::shared_race);
+}
+
+TEST_CASE("two parts that do not meet before they write again are a race") {
+  Buffer<int> out(64, "out");
+  counted(two_parts, 64, 0, out.data(), 2, 1);
+  CHECK(finding(two_parts, 64, 0, out.data(), 2, 0).check == emu::Check::shared_race);
 }
 
 TEST_CASE("building blocks work with counting off") {
